@@ -1,0 +1,32 @@
+"""Pipeline-parallel training in PyTorch, with the gradients of one device."""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpipe.pipeline import GPipe, StepResult
+    from gpipe.stage.norm import clip_grad_norm_
+    from gpipe.stage.recompute import is_recomputing
+
+__all__ = ["GPipe", "StepResult", "clip_grad_norm_", "is_recomputing"]
+
+__version__ = version("gpipe")
+
+_HOMES = {
+    "GPipe": "gpipe.pipeline",
+    "StepResult": "gpipe.pipeline",
+    "clip_grad_norm_": "gpipe.stage.norm",
+    "is_recomputing": "gpipe.stage.recompute",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The public names load with their first use, so that `gpipe --help` need not wait for torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gpipe' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
