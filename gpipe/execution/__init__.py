@@ -1,0 +1,1 @@
+"""Execution: carries a schedule out on real devices."""

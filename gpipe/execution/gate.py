@@ -1,0 +1,106 @@
+"""The two autograd nodes between which a pipeline's backward runs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpipe.stage.boundary import Gradients
+
+__all__ = ["Drain", "hand_over", "join"]
+
+Drain = Callable[[Gradients], Gradients]
+"""Runs the backwards: from the gradients of the outputs to those of the leaves."""
+
+
+class _Passage:
+    """What the two nodes of one mini-batch share."""
+
+    def __init__(self, drain: Drain) -> None:
+        self.drain: Drain | None = drain
+        self.output_gradients: Gradients = []
+
+
+class _Gate(Function):
+    """Leaves in, a CPU token out; its backward runs the drain.
+
+    The engine runs a node's backward on the thread of its gradients' device. This one waits there
+    for workers, whose own backwards may need that device: if it saw tensors of an accelerator,
+    nothing would ever move again. It sees the token only, so it runs on the thread that called
+    `backward()`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, passage: _Passage, *_: Tensor) -> Tensor:
+        ctx.passage = passage
+        return torch.zeros((), device="cpu")
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        passage = ctx.passage
+        drain, passage.drain = passage.drain, None
+        if drain is None:
+            raise _refusal("A second backward through", "its activations were freed by the first")
+        if torch.is_grad_enabled():
+            raise _refusal("create_graph=True through", "its backward makes no graph")
+        gradients, passage.output_gradients = passage.output_gradients, []
+        return (None, *drain(gradients))
+
+
+class _Emit(Function):
+    """The token in, the outputs out; its backward keeps their gradients and passes a token on."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, passage: _Passage, outputs: Sequence[Tensor], _: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.passage = passage
+        ctx.set_materialize_grads(False)
+        emitted = tuple(output.detach() for output in outputs)
+        pairs = zip(emitted, outputs, strict=True)
+        ctx.mark_non_differentiable(*(to for to, output in pairs if not output.requires_grad))
+        return emitted
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, Tensor]:
+        ctx.passage.output_gradients = list(gradients)
+        return None, None, torch.zeros((), device="cpu")
+
+
+def join(outputs: Sequence[Tensor], leaves: Sequence[Tensor], drain: Drain) -> list[Tensor]:
+    """The outputs, made to depend on the leaves through one node.
+
+    Args:
+        outputs: What a pipeline computed, without a graph; those that require grad get one.
+        leaves: The inputs and parameters that they depend on.
+        drain: Called in the backward, on the thread that called it.
+    """
+    passage = _Passage(drain)
+    token = _Gate.apply(passage, *leaves)  # type: ignore[no-untyped-call]
+    return list(_Emit.apply(passage, outputs, token))  # type: ignore[no-untyped-call]
+
+
+def hand_over(leaves: Sequence[Tensor], gradients: Gradients) -> None:
+    """Let the engine bring each leaf its gradient: hooks fire and `.grad` is added to.
+
+    Args:
+        leaves: Tensors that require grad.
+        gradients: One for each. The list is emptied: a gradient with a second owner is copied.
+    """
+
+    def give(_: Gradients) -> Gradients:
+        given = gradients.copy()
+        gradients.clear()
+        return given
+
+    token = _Gate.apply(_Passage(give), *leaves)  # type: ignore[no-untyped-call]
+    token.backward()
+
+
+def _refusal(what: str, why: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} the output of a GPipe is not possible: {why}. "
+        "Add up what is to be differentiated and call backward() once."
+    )

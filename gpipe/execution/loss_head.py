@@ -1,0 +1,82 @@
+"""What follows the last stage in a step: the loss, and the gradient that starts from it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpipe.stage.boundary import Boundary, Gradients, pack, unpack
+from gpipe.stage.loss import Reduction
+
+__all__ = ["LossHead"]
+
+
+class LossHead:
+    """Takes the loss of each micro-batch and lets its gradient enter the last stage.
+
+    Args:
+        reduction: The loss, and how it adds up.
+        targets: The target of each micro-batch.
+        num_rows: The rows of each micro-batch.
+        loss_scale: A factor of the gradients, not of the loss that is shown.
+        keeps_outputs: Whether the outputs are wanted, too.
+    """
+
+    def __init__(
+        self,
+        reduction: Reduction,
+        targets: Sequence[Boundary],
+        num_rows: Sequence[int],
+        *,
+        loss_scale: float = 1.0,
+        keeps_outputs: bool = False,
+    ) -> None:
+        self._reduction = reduction
+        self._targets = targets
+        self._num_rows = num_rows
+        self._loss_scale = loss_scale
+        self._keeps_outputs = keeps_outputs
+        self._outputs: dict[int, Boundary] = {}
+        self._scalars: dict[int, tuple[Tensor, ...]] = {}
+        self._seeds: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def __call__(self, microbatch: int, output: Any) -> Boundary:
+        """The loss of one micro-batch, for the last stage to hold with its graph."""
+        if self._keeps_outputs:
+            self._outputs[microbatch] = pack(output).detached()
+        scalars = self._reduction.scalars(output, unpack(self._targets[microbatch]))
+        self._scalars[microbatch] = tuple(scalar.detach() for scalar in scalars)
+        return Boundary(list(scalars), None)
+
+    def gradients(self, microbatch: int) -> Gradients:
+        """What enters the last stage's backward of one micro-batch: the loss's own gradient."""
+        loss, *others = self._scalars[microbatch]
+        return [self._seed(self._num_rows[microbatch], loss), *(None for _ in others)]
+
+    def total(self) -> Tensor:
+        """The loss of the mini-batch, without a graph."""
+        return self._reduction.total(self._in_order(self._scalars), self._num_rows)
+
+    @torch.no_grad()
+    def correct(self, gradients: Gradients) -> None:
+        """Multiply the gradients by what is known only now, such as a total weight; in place."""
+        factor = self._reduction.correction(self._in_order(self._scalars), self._num_rows)
+        if factor is not None:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(factor.to(gradient.device))
+
+    def outputs(self) -> list[Boundary]:
+        """The outputs of all micro-batches, without a graph."""
+        return self._in_order(self._outputs)
+
+    def _seed(self, num_rows: int, loss: Tensor) -> Tensor:
+        # Even slices have at most two sizes: the tensors are made once, not once a micro-batch.
+        if (num_rows, loss.dtype) not in self._seeds:
+            factor = self._loss_scale * self._reduction.seed(num_rows, sum(self._num_rows))
+            self._seeds[num_rows, loss.dtype] = torch.full_like(loss, factor)
+        return self._seeds[num_rows, loss.dtype]
+
+    def _in_order(self, by_microbatch: dict[int, Any]) -> list[Any]:
+        return [by_microbatch[microbatch] for microbatch in range(len(self._num_rows))]

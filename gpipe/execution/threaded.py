@@ -1,0 +1,151 @@
+"""A persistent thread per worker, in one process."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import torch
+
+from gpipe.execution.caller import CallerState
+from gpipe.execution.channel import Aborted
+
+__all__ = ["ThreadedExecutor"]
+
+Task = Callable[[], None]
+
+
+class _Round:
+    """One task for every worker, and the first failure among them."""
+
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self._abort = abort
+        self._lock = threading.Lock()
+        self.failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first failure, and stop the others at their next action."""
+        with self._lock:
+            if self.failure is None and not isinstance(error, Aborted):
+                self.failure = error
+        self._abort()
+
+
+class _Job:
+    """A task on its way through one worker."""
+
+    def __init__(self, task: Task, num_threads: int, round_: _Round) -> None:
+        self._task: Task | None = task
+        self._num_threads = num_threads
+        self._round = round_
+        self.finished = threading.Event()
+
+    def run(self) -> None:
+        """Do the task once, even if an interrupted caller has handed it in twice."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        try:
+            _divide_cores(self._num_threads)
+            task()
+        except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller
+            self._round.fail(error)
+        finally:
+            del task
+            self.finished.set()
+
+
+class ThreadedExecutor:
+    """Runs one task per worker, each in a thread of its own that lives as long as this does.
+
+    The threads start with the first round. In a forked child, where they do not exist, new ones
+    start.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._queues: list[SimpleQueue[_Job | None]] = []
+        self._process_id: int | None = None
+
+    def run(self, tasks: Sequence[Task], caller: CallerState, abort: Callable[[], None]) -> None:
+        """Run the tasks at the same time and wait until all of them have ended.
+
+        Args:
+            tasks: One for each worker.
+            caller: The state under which they run.
+            abort: Called when a task has failed or the caller was interrupted, so that others which
+                wait for it stop.
+
+        Raises:
+            BaseException: The first failure of any task, or the caller's own interruption.
+        """
+        round_ = _Round(abort)
+        num_threads = max(1, torch.get_num_threads() // self._num_workers)
+        jobs = [_Job(_under(caller, task), num_threads, round_) for task in tasks]
+        self._start()
+        self._complete(jobs, round_)
+        if round_.failure is not None:
+            try:
+                raise round_.failure
+            finally:
+                round_.failure = None
+
+    def _complete(self, jobs: list[_Job], round_: _Round) -> None:
+        # Ctrl-C may arrive at any moment. The workers still run then, so it is only noted here.
+        num_submitted = 0
+        while True:
+            try:
+                for queue, job in list(zip(self._queues, jobs, strict=True))[num_submitted:]:
+                    queue.put(job)
+                    num_submitted += 1
+                for job in jobs:
+                    job.finished.wait()
+            except BaseException as error:  # noqa: BLE001 - it is raised when all have ended
+                round_.fail(error)
+            else:
+                return
+
+    def _start(self) -> None:
+        if self._process_id == os.getpid():
+            return
+        self._process_id = os.getpid()
+        self._queues = [SimpleQueue() for _ in range(self._num_workers)]
+        threads = [
+            threading.Thread(
+                target=_work, args=(queue,), name=f"gpipe-worker-{worker}", daemon=True
+            )
+            for worker, queue in enumerate(self._queues)
+        ]
+        for thread in threads:
+            thread.start()
+        # Runs when this object goes, and before the interpreter exits.
+        weakref.finalize(self, _stop, self._queues, threads, self._process_id)
+
+
+def _under(caller: CallerState, task: Task) -> Task:
+    return lambda: caller.run(task)
+
+
+def _work(queue: SimpleQueue[_Job | None]) -> None:
+    while (job := queue.get()) is not None:
+        job.run()
+        del job  # what the task held must not live until the next one comes
+
+
+def _stop(
+    queues: list[SimpleQueue[_Job | None]], threads: list[threading.Thread], process_id: int
+) -> None:
+    if process_id != os.getpid():
+        return
+    for queue in queues:
+        queue.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
+
+
+def _divide_cores(num_threads: int) -> None:
+    # A new thread starts with all cores; torch keeps this number per thread.
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,253 @@
+"""The class that users wrap their model in."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from gpipe.arguments import require_choice, require_count
+from gpipe.balance import balance_by_parameters, require_balance
+from gpipe.execution.engine import Engine
+from gpipe.execution.loss_head import LossHead
+from gpipe.schedule import RECOMPUTE_MODES, SCHEDULES, Schedule, add_recompute, check, resolve
+from gpipe.stage.boundary import pack, unpack
+from gpipe.stage.device import default_devices, require_devices
+from gpipe.stage.loss import LossFunction, reduction_of
+from gpipe.stage.microbatch import gather, num_rows, scatter, slice_sizes
+from gpipe.stage.stage import Stage
+from gpipe.timeline import Timeline
+
+__all__ = ["GPipe", "StepResult"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What `GPipe.step` gives back.
+
+    Attributes:
+        loss: The loss of the mini-batch: a tensor with one number, without a graph.
+        output: The output of the mini-batch, without a graph; None unless it was asked for.
+        timeline: When each action ran; None where no gradients were made.
+    """
+
+    loss: Tensor
+    output: Any
+    timeline: Timeline | None = field(repr=False)
+
+
+class GPipe(nn.Module):
+    """A Sequential whose stages work on the micro-batches of a mini-batch in a pipeline.
+
+    It is used like the Sequential that it wraps and gives the same gradients: as a module,
+    `loss_fn(model(x), y).backward()`, or by `step`, which runs forward and backward together in the
+    order of `schedule`. The layers stay the user's own objects and keep their names in
+    `state_dict()`. In `eval()` mode no graph is made: the output cannot be differentiated.
+
+    Args:
+        module: The model; each child is a layer and is moved to the device of its stage.
+        balance: Layers per stage, such as `[3, 3, 2]`; or the number of stages, to which the bytes
+            of parameters and buffers are then evenly dealt; or None for one stage per device.
+        chunks: How many micro-batches a mini-batch is cut into, where it has that many rows.
+        checkpoint: Which micro-batches drop their activations and recompute them before their
+            backward: "always"; "except_last", not where the backward comes next anyway; "never".
+        schedule: The order of `step`: "fill_drain" or "1f1b". `model(x)` is always fill-drain.
+        devices: One per stage. None: the accelerators; without any, "cpu" for every stage.
+
+    Raises:
+        TypeError: `module` is no Sequential, or an argument has the wrong type.
+        ValueError: An argument has a value that cannot be; the message says which can.
+        PlanError: There are fewer layers than stages.
+    """
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        balance: int | Sequence[int] | None = None,
+        chunks: int = 1,
+        *,
+        checkpoint: str = "except_last",
+        schedule: str = "1f1b",
+        devices: Sequence[torch.device | str] | None = None,
+    ) -> None:
+        super().__init__()
+        _require_sequential(module)
+        # What hangs on the Sequential hangs on this module now: its layers keep their names.
+        vars(self).update(vars(module))
+        self.chunks = require_count("chunks", chunks)
+        self.checkpoint = require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
+        self.schedule = require_choice("schedule", schedule, SCHEDULES)
+        self.balance = _balance(module, balance, devices)
+        self.devices = require_devices(devices, len(self.balance))
+        self._build()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages; each has its layers and its device."""
+        return self._engine.stages
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._layers())
+
+    def __getitem__(self, index: int | slice) -> nn.Module:
+        if isinstance(index, slice):
+            return nn.Sequential(OrderedDict(list(self.named_children())[index]))
+        return self._layers()[index]
+
+    def forward(self, input: Any) -> Any:
+        """The output of the whole mini-batch; any loss over it may follow.
+
+        Args:
+            input: What the Sequential takes; each tensor has one row per example.
+
+        Returns:
+            What the Sequential returns; each tensor has one row per example.
+
+        Raises:
+            ValueError: The tensors of the input disagree on the number of rows.
+            BaseException: What a layer raised, with a note of stage, layer and micro-batch.
+        """
+        inputs = pack(input)
+        rows = num_rows(input=inputs)
+        if not self._trains(rows):
+            schedule = self._schedule_of("fill_drain", "never", rows)
+            return unpack(self._engine.evaluate(inputs, schedule))
+        schedule = self._schedule_of("fill_drain", self.checkpoint, rows)
+        return unpack(self._engine.differentiable(inputs, schedule, self._trained()))
+
+    def step(
+        self,
+        input: Any,
+        target: Any,
+        loss_fn: LossFunction,
+        *,
+        loss_reduction: str = "mean",
+        return_output: bool = False,
+        loss_scale: float = 1.0,
+    ) -> StepResult:
+        """Run forward and backward in the order of the schedule and add the gradients to `.grad`.
+
+        In `eval()` mode, or without grad mode, there are no gradients.
+
+        Args:
+            input: What the Sequential takes; each tensor has one row per example.
+            target: What `loss_fn` takes; each tensor has one row per example.
+            loss_fn: Called with the output and the target of each micro-batch; gives one number.
+            loss_reduction: "mean": `loss_fn` averages over its rows; "sum": it adds them up;
+                "weighted": it gives (sum, weight) and the loss is the sum of sums by that of
+                weights. The mean of torch's own cross-entropy and negative log-likelihood is
+                taken as the weighted one that it is.
+            return_output: Whether the result has the output, too.
+            loss_scale: A factor of the gradients, not of the loss in the result.
+
+        Raises:
+            ValueError: Input and target disagree on the number of rows, or `loss_reduction` is
+                unknown or contradicts `loss_fn`.
+            RuntimeError: The loss does not depend on anything that requires grad.
+            BaseException: What a layer or the loss raised, with a note of stage, layer and
+                micro-batch; gradients are as they were before.
+        """
+        inputs, targets = pack(input), pack(target)
+        rows = num_rows(input=inputs, target=targets)
+        trains = self._trains(rows)
+        schedule = self._schedule_of(self.schedule, self.checkpoint if trains else "never", rows)
+        head = LossHead(
+            reduction_of(loss_fn, loss_reduction),
+            scatter(targets, schedule.num_microbatches),
+            slice_sizes(rows, schedule.num_microbatches),
+            loss_scale=loss_scale,
+            keeps_outputs=return_output,
+        )
+        timeline = None
+        if trains:
+            timeline = self._engine.step(inputs, schedule, head, self._trained())
+        else:
+            self._engine.evaluate_loss(inputs, schedule, head)
+        output = unpack(gather(head.outputs())) if return_output else None
+        return StepResult(head.total(), output, timeline)
+
+    def __getstate__(self) -> dict[str, Any]:
+        derived = ("_engine", "_schedules")
+        return {name: value for name, value in vars(self).items() if name not in derived}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._build()
+
+    def _build(self) -> None:
+        """Make what follows from the arguments, and is neither copied nor pickled."""
+        named_layers = iter(self.named_children())
+        stages: list[Stage] = []
+        for num_layers, device in zip(self.balance, self.devices, strict=True):
+            first_layer = sum(len(stage) for stage in stages)
+            names, layers = zip(*islice(named_layers, num_layers), strict=True)
+            stages.append(Stage(len(stages), names, layers, first_layer, device))
+        self._engine = Engine(stages, len(self.devices))
+        self._schedules: dict[tuple[str, str, int], Schedule] = {}
+
+    def _layers(self) -> list[nn.Module]:
+        return list(self.children())
+
+    def _trains(self, rows: int) -> bool:
+        trains = self.training and torch.is_grad_enabled()
+        if trains and rows == 0:
+            raise ValueError(
+                "The mini-batch has 0 rows: there is nothing to train on. Leave it out."
+            )
+        return trains
+
+    def _trained(self) -> dict[Parameter, str]:
+        """The parameters that get gradients, each once, with their names."""
+        named = self.named_parameters()
+        return {parameter: name for name, parameter in named if parameter.requires_grad}
+
+    def _schedule_of(self, name: str, checkpoint: str, rows: int) -> Schedule:
+        """The checked schedule for a mini-batch of this size; each is made once."""
+        key = name, checkpoint, max(1, min(self.chunks, rows))
+        if key not in self._schedules:
+            plain = resolve(name, len(self.balance), key[-1])
+            schedule = add_recompute(plain, checkpoint)
+            check(schedule)
+            self._schedules[key] = schedule
+        return self._schedules[key]
+
+
+def _require_sequential(module: object) -> None:
+    """Refuse what does not simply call its children one after the other."""
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(
+            f"module is a {type(module).__name__}, not an nn.Sequential. "
+            "Write the model as nn.Sequential(layer, layer, …), which can be cut between layers."
+        )
+    if type(module).forward is not nn.Sequential.forward:
+        raise TypeError(
+            f"{type(module).__name__} has a forward of its own, which a pipeline would leave out. "
+            "Move what it does into layers of a plain nn.Sequential."
+        )
+    names: dict[nn.Module, str] = {}
+    for name, layer in module._modules.items():
+        if layer in names:
+            raise ValueError(
+                f"Layers {names[layer]!r} and {name!r} are the same module, which cannot live in "
+                "two stages. Make two modules and let them share parameters: b.weight = a.weight."
+            )
+        names[layer] = name
+
+
+def _balance(
+    module: nn.Sequential,
+    balance: int | Sequence[int] | None,
+    devices: Sequence[torch.device | str] | None,
+) -> list[int]:
+    if balance is None:
+        balance = max(1, len(default_devices() if devices is None else devices))
+    if isinstance(balance, int):
+        return balance_by_parameters(require_count("balance", balance), module)
+    return require_balance(balance, len(module))

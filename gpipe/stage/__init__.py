@@ -1,0 +1,1 @@
+"""Stages: layers, their boundaries and what they hold."""

@@ -1,0 +1,181 @@
+"""The loss of a mini-batch from the losses of its micro-batches."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["REDUCTIONS", "LossFunction", "Reduction", "reduction_of"]
+
+LossFunction = Callable[[Any, Any], Any]
+
+Scalars = tuple[Tensor, ...]
+"""What a loss gives for one micro-batch; the first is differentiated."""
+
+
+class Reduction(ABC):
+    """How the losses of micro-batches make up that of the mini-batch."""
+
+    def __init__(self, loss_fn: LossFunction) -> None:
+        self.loss_fn = loss_fn
+
+    def scalars(self, output: Any, target: Any) -> Scalars:
+        """The loss of one micro-batch."""
+        return (_scalar(self.loss_fn(output, target), "loss_fn"),)
+
+    @abstractmethod
+    def seed(self, num_rows: int, total_rows: int) -> float:
+        """The gradient that enters a micro-batch's loss, as far as it is known before the run."""
+
+    @abstractmethod
+    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
+        """The loss of the mini-batch."""
+
+    def correction(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor | None:
+        """The factor that all gradients still need at the end; None for one."""
+        return None
+
+
+class _Mean(Reduction):
+    """loss_fn averages over its rows: a slice counts by its share of the rows."""
+
+    def seed(self, num_rows: int, total_rows: int) -> float:
+        return num_rows / total_rows
+
+    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
+        total_rows = sum(num_rows)
+        shares = (
+            loss * self.seed(rows, total_rows)
+            for (loss,), rows in zip(scalars, num_rows, strict=True)
+        )
+        return _sum(list(shares))
+
+
+class _Sum(Reduction):
+    """loss_fn adds up over its rows."""
+
+    def seed(self, num_rows: int, total_rows: int) -> float:
+        return 1.0
+
+    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
+        return _sum([loss for (loss,) in scalars])
+
+
+class _Weighted(Reduction):
+    """loss_fn gives (sum, weight): the loss is the sum of the sums by the sum of the weights."""
+
+    def scalars(self, output: Any, target: Any) -> Scalars:
+        result = self.loss_fn(output, target)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                f"loss_fn returned {type(result).__name__}, but with loss_reduction='weighted' it "
+                "returns the pair (sum, weight). Return both, or choose another loss_reduction."
+            )
+        loss = _scalar(result[0], "the sum that loss_fn returned")
+        return loss, torch.as_tensor(result[1], device=loss.device).detach().reshape(())
+
+    def seed(self, num_rows: int, total_rows: int) -> float:
+        # The weight is known only at the end. Until then the rows stand for it, so that gradients
+        # in half precision keep the size that they will have.
+        return 1 / total_rows
+
+    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
+        return _sum([loss for loss, _ in scalars]) / _weight(scalars)
+
+    def correction(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor | None:
+        loss, _ = scalars[0]
+        # At least single precision: half cannot hold the number of rows.
+        dtype = torch.promote_types(loss.dtype, torch.float32)
+        return sum(num_rows) / _weight(scalars).to(dtype)
+
+
+REDUCTIONS: dict[str, type[Reduction]] = {"mean": _Mean, "sum": _Sum, "weighted": _Weighted}
+
+
+def reduction_of(loss_fn: LossFunction, loss_reduction: str) -> Reduction:
+    """The reduction by name; torch's own mean of a cross-entropy is a weighted one.
+
+    Raises:
+        ValueError: The name is unknown, or contradicts the `reduction` of a torch loss.
+        TypeError: `loss_fn` cannot be called.
+    """
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn is {loss_fn!r}, which cannot be called. Pass a function.")
+    if loss_reduction not in REDUCTIONS:
+        raise ValueError(
+            f"loss_reduction is {loss_reduction!r}. Choose one of {', '.join(REDUCTIONS)}."
+        )
+    declared = getattr(loss_fn, "reduction", loss_reduction) if _is_torch_loss(loss_fn) else None
+    if declared not in (None, loss_reduction) and loss_reduction != "weighted":
+        raise ValueError(
+            f"loss_fn.reduction is {declared!r} and loss_reduction is {loss_reduction!r}. "
+            "Let both be 'mean', or both 'sum'."
+        )
+    if loss_reduction == "mean" and _divides_by_weight(loss_fn):
+        return _Weighted(_weighted_cross_entropy(loss_fn))
+    return REDUCTIONS[loss_reduction](loss_fn)
+
+
+def _is_torch_loss(loss_fn: LossFunction) -> bool:
+    return isinstance(loss_fn, nn.modules.loss._Loss)
+
+
+def _divides_by_weight(loss_fn: LossFunction) -> bool:
+    # A subclass may define its mean differently, so only torch's own are taken.
+    torch_losses = (nn.CrossEntropyLoss, nn.NLLLoss)
+    return type(loss_fn) in torch_losses or loss_fn in (
+        functional.cross_entropy,
+        functional.nll_loss,
+    )
+
+
+def _weighted_cross_entropy(loss_fn: Any) -> LossFunction:
+    """The same loss as (sum, weight), the weight being what torch divides its mean by."""
+    summed: Any
+    if isinstance(loss_fn, nn.Module):
+        summed = copy.copy(loss_fn)
+        summed.reduction = "sum"
+        class_weights, ignored = summed.weight, summed.ignore_index
+    else:
+        summed = partial(loss_fn, reduction="sum")
+        class_weights, ignored = None, -100
+
+    def sum_and_weight(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return summed(output, target), _target_weight(output, target, class_weights, ignored)
+
+    return sum_and_weight
+
+
+def _target_weight(
+    output: Tensor, target: Tensor, class_weights: Tensor | None, ignored: int
+) -> Tensor:
+    if target.is_floating_point():  # probabilities of classes: each row counts as one
+        class_dim = 1 if output.dim() > 1 else 0
+        return torch.tensor(output.numel() / max(1, output.shape[class_dim]))
+    valid = target != ignored
+    if class_weights is None:
+        return valid.sum()
+    return class_weights[target[valid]].sum()
+
+
+def _scalar(loss: Any, what: str) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"{what} is of type {type(loss).__name__}. Return a tensor with one number."
+        )
+    if loss.numel() != 1:
+        raise ValueError(f"{what} has shape {tuple(loss.shape)}. Return a tensor with one number.")
+    return loss
+
+
+def _sum(losses: Sequence[Tensor]) -> Tensor:
+    return torch.stack([loss.detach().reshape(()) for loss in losses]).sum()
+
+
+def _weight(scalars: Sequence[Scalars]) -> Tensor:
+    return torch.stack([weight for _, weight in scalars]).sum()

@@ -1,0 +1,63 @@
+"""Consecutive layers that live together on one device."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from gpipe.stage.alias import Aliases
+
+__all__ = ["Stage"]
+
+
+class Stage:
+    """Consecutive layers of the user's Sequential and the device that they live on.
+
+    Args:
+        index: Which stage of the pipeline this is, from 0.
+        names: The names of the layers in the user's Sequential.
+        layers: The layers themselves.
+        first_layer: The index of the first of them in the user's Sequential.
+        device: Where they compute; their parameters and buffers are moved there.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        names: Sequence[str],
+        layers: Sequence[nn.Module],
+        first_layer: int,
+        device: torch.device,
+    ) -> None:
+        self.index = index
+        self.names = tuple(names)
+        self.layers = tuple(layers)
+        self.first_layer = first_layer
+        self.device = device
+        self.aliases = [Aliases(layer) for layer in layers]
+        # Whether the layers write into what they are given; None until a first forward has shown.
+        self.modifies_input: bool | None = None
+        for layer in layers:
+            layer.to(device)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.layers)
+
+    def __repr__(self) -> str:
+        return f"Stage({self.index}, {self.layer_range}, device='{self.device}')"
+
+    @property
+    def layer_range(self) -> str:
+        """The layers in words: "layer 3" or "layers 3 to 5"."""
+        last_layer = self.first_layer + len(self.layers) - 1
+        if last_layer == self.first_layer:
+            return self.layer_name(0)
+        return f"layers {self.first_layer} to {last_layer}"
+
+    def layer_name(self, position: int) -> str:
+        """One layer in words, by its position in the stage: "layer 3 ('3', Linear)"."""
+        kind = type(self.layers[position]).__name__
+        return f"layer {self.first_layer + position} ('{self.names[position]}', {kind})"
