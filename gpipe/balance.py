@@ -30,6 +30,11 @@ def require_balance(balance: Sequence[int], num_layers: int) -> list[int]:
         TypeError: An entry is no whole number.
         ValueError: There is no entry, one is below 1, or the sum is not the number of layers.
     """
+    if isinstance(balance, str) or not isinstance(balance, Sequence):
+        raise TypeError(
+            f"balance is {balance!r} of type {type(balance).__name__}. "
+            "Pass a list with the number of layers of each stage, or the number of stages."
+        )
     for stage, entry in enumerate(balance):
         if isinstance(entry, bool) or not isinstance(entry, int):
             raise TypeError(

@@ -18,7 +18,7 @@ from gpipe.schedule import RECOMPUTE_MODES, SCHEDULES, Schedule, add_recompute, 
 from gpipe.stage.boundary import pack, unpack
 from gpipe.stage.device import default_devices, require_devices
 from gpipe.stage.loss import LossFunction, reduction_of
-from gpipe.stage.microbatch import gather, num_rows, scatter, slice_sizes
+from gpipe.stage.microbatch import num_rows, scatter, slice_sizes
 from gpipe.stage.stage import Stage
 from gpipe.timeline import Timeline
 
@@ -76,13 +76,14 @@ class GPipe(nn.Module):
     ) -> None:
         super().__init__()
         _require_sequential(module)
-        # What hangs on the Sequential hangs on this module now: its layers keep their names.
-        vars(self).update(vars(module))
         self.chunks = require_count("chunks", chunks)
         self.checkpoint = require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
         self.schedule = require_choice("schedule", schedule, SCHEDULES)
         self.balance = _balance(module, balance, devices)
         self.devices = require_devices(devices, len(self.balance))
+        # What hangs on the Sequential hangs on this module now: its layers keep their names.
+        # (Last, since a layer may have the name of an attribute above.)
+        vars(self).update(vars(module))
         self._build()
 
     @property
@@ -157,7 +158,10 @@ class GPipe(nn.Module):
         inputs, targets = pack(input), pack(target)
         rows = num_rows(input=inputs, target=targets)
         trains = self._trains(rows)
-        schedule = self._schedule_of(self.schedule, self.checkpoint if trains else "never", rows)
+        if trains:
+            schedule = self._schedule_of(self.schedule, self.checkpoint, rows)
+        else:
+            schedule = self._schedule_of("fill_drain", "never", rows)
         head = LossHead(
             reduction_of(loss_fn, loss_reduction),
             scatter(targets, schedule.num_microbatches),
@@ -170,8 +174,7 @@ class GPipe(nn.Module):
             timeline = self._engine.step(inputs, schedule, head, self._trained())
         else:
             self._engine.evaluate_loss(inputs, schedule, head)
-        output = unpack(gather(head.outputs())) if return_output else None
-        return StepResult(head.total(), output, timeline)
+        return StepResult(head.total(), head.output(), timeline)
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("_engine", "_schedules")
@@ -231,6 +234,8 @@ def _require_sequential(module: object) -> None:
             f"{type(module).__name__} has a forward of its own, which a pipeline would leave out. "
             "Move what it does into layers of a plain nn.Sequential."
         )
+    if len(module) == 0:
+        raise ValueError("module has no layer. Give the nn.Sequential at least one.")
     names: dict[nn.Module, str] = {}
     for name, layer in module._modules.items():
         if layer in names:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gpipe.stage.boundary import Boundary, Gradients, pack, unpack
 from gpipe.stage.loss import Reduction
+from gpipe.stage.microbatch import gather
 
 __all__ = ["LossHead"]
 
@@ -67,9 +68,12 @@ class LossHead:
                 if gradient is not None:
                     gradient.mul_(factor.to(gradient.device))
 
-    def outputs(self) -> list[Boundary]:
-        """The outputs of all micro-batches, without a graph."""
-        return self._in_order(self._outputs)
+    def output(self) -> Any:
+        """The output of the mini-batch, without a graph; None where it was not to be kept."""
+        if not self._keeps_outputs:
+            return None
+        whole = gather(self._in_order(self._outputs))
+        return unpack(Boundary([tensor.detach() for tensor in whole.tensors], whole.structure))
 
     def _seed(self, num_rows: int, loss: Tensor) -> Tensor:
         # Even slices have at most two sizes: the tensors are made once, not once a micro-batch.
