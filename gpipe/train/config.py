@@ -1,0 +1,169 @@
+"""What a run file may say, as frozen, checked data."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from gpipe.train.diagnosis import diagnose
+from gpipe.train.mistake import RunFileError
+from gpipe.train.overrides import override
+from gpipe.train.run_file import read
+
+__all__ = [
+    "DataConfig",
+    "LossName",
+    "LrScheduleConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PipelineConfig",
+    "RunConfig",
+    "TrainConfig",
+    "load",
+]
+
+# A field's description says what is allowed: errors print it, so it is written once.
+LossName = Literal["cross_entropy", "nll", "mse", "l1", "smooth_l1", "bce_with_logits"]
+_LOSSES = "cross_entropy, nll, mse, l1, smooth_l1, bce_with_logits"
+_FACTORY = '"module:callable", for example "gpipe.models:mlp"'
+_Factory = Annotated[str, Field(pattern=r"^[^:\s]+:[^:\s]+$", description=_FACTORY)]
+_Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _OpenSection(_Section):
+    """A section whose further keys are arguments of what it names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The further keys, by name."""
+        return dict(self.model_extra or {})
+
+
+class ModelConfig(_OpenSection):
+    """Which `nn.Sequential` is trained; the other keys are the factory's arguments."""
+
+    factory: _Factory
+
+
+class DataConfig(_OpenSection):
+    """Which rows are trained on; the other keys are the factory's arguments."""
+
+    factory: _Factory
+    batch_size: _Count
+
+
+def _balance(value: object) -> object:
+    rule = PydanticCustomError("balance", "balance")
+    if value == "parameters":
+        return value
+    if not isinstance(value, list | tuple) or not value:
+        raise rule
+    if not all(type(count) is int and count >= 1 for count in value):
+        raise rule
+    return tuple(value)
+
+
+class PipelineConfig(_Section):
+    """How the model is cut and in what order it runs: the keyword arguments of `GPipe`."""
+
+    stages: _Count | None = Field(
+        None,
+        description="a whole number, 1 or more; left out: as many as balance lists, or devices",
+    )
+    balance: Annotated[Literal["parameters"] | tuple[int, ...], PlainValidator(_balance)] = Field(
+        "parameters",
+        description='"parameters" or the number of layers of each stage, such as [2, 2, 1]',
+    )
+    chunks: _Count = 1
+    schedule: Literal["fill_drain", "1f1b"] = Field("1f1b", description="fill_drain or 1f1b")
+    checkpoint: Literal["always", "except_last", "never"] = Field(
+        "except_last", description="always, except_last or never"
+    )
+
+    @model_validator(mode="after")
+    def _stages_fit_balance(self) -> Self:
+        if self.stages is None or isinstance(self.balance, str):
+            return self
+        if len(self.balance) != self.stages:
+            raise PydanticCustomError(
+                "told",
+                "lists {listed} stages, but `stages` is {stages}."
+                " Give one number of layers for every stage, or leave `stages` out.",
+                {"key": "balance", "listed": len(self.balance), "stages": self.stages},
+            )
+        return self
+
+
+class OptimizerConfig(_OpenSection):
+    """Which class of `torch.optim`; the other keys are its arguments."""
+
+    name: str = Field(min_length=1, description="a class of torch.optim, such as AdamW")
+
+
+class LrScheduleConfig(_Section):
+    """How the learning rate goes: linear warm-up, then `name`, step by step."""
+
+    name: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="constant, cosine or linear (the last two end at 0)"
+    )
+    warmup_steps: int = Field(0, ge=0, description="a whole number, 0 or more")
+
+
+class TrainConfig(_Section):
+    """How long, how precisely, how tamed."""
+
+    epochs: _Count = 1
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32 or bf16 (autocast)")
+    clip_grad_norm: float | None = Field(
+        None, gt=0, description="a number greater than 0; left out: no clipping"
+    )
+
+
+class RunConfig(_Section):
+    """A whole run file.
+
+    `name`, `model`, `data`, `loss` and `optimizer` must be there; the rest has the defaults
+    that stand here.
+    """
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="letters, digits, `.`, `_` and `-`, starting with a letter or digit",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="a whole number, 0 or more")
+    model: ModelConfig
+    data: DataConfig
+    loss: LossName | _Factory = Field(description=f'{_LOSSES} or "module:callable"')
+    loss_reduction: Literal["mean", "sum", "weighted"] | None = Field(
+        None, description="mean, sum or weighted; left out: mean"
+    )
+    pipeline: PipelineConfig = PipelineConfig()
+    optimizer: OptimizerConfig
+    lr_schedule: LrScheduleConfig = LrScheduleConfig()
+    train: TrainConfig = TrainConfig()
+    output_dir: str = Field("runs", min_length=1, description="the path of a folder")
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads and checks a run file.
+
+    Args:
+        path: The YAML file.
+        overrides: Texts `key.path=value`, set before anything is checked.
+
+    Raises:
+        ConfigError: Something is wrong; every mistake is in the one message.
+    """
+    content = override(read(Path(path)), overrides)
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        raise RunFileError(diagnose(error, RunConfig), str(path)) from None
