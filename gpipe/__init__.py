@@ -8,16 +8,30 @@ if TYPE_CHECKING:
     from gpipe.pipeline import GPipe, StepResult
     from gpipe.stage.norm import clip_grad_norm_
     from gpipe.stage.recompute import is_recomputing
+    from gpipe.stage.skip import Namespace, pop, skippable, stash
 
-__all__ = ["GPipe", "StepResult", "clip_grad_norm_", "is_recomputing"]
+__all__ = [
+    "GPipe",
+    "Namespace",
+    "StepResult",
+    "clip_grad_norm_",
+    "is_recomputing",
+    "pop",
+    "skippable",
+    "stash",
+]
 
 __version__ = version("gpipe")
 
 _HOMES = {
     "GPipe": "gpipe.pipeline",
+    "Namespace": "gpipe.stage.skip",
     "StepResult": "gpipe.pipeline",
     "clip_grad_norm_": "gpipe.stage.norm",
     "is_recomputing": "gpipe.stage.recompute",
+    "pop": "gpipe.stage.skip",
+    "skippable": "gpipe.stage.skip",
+    "stash": "gpipe.stage.skip",
 }
 
 

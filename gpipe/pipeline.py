@@ -1,5 +1,6 @@
 """The class that users wrap their model in."""
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -14,11 +16,15 @@ from gpipe.arguments import require_choice, require_count
 from gpipe.balance import balance_by_parameters, require_balance
 from gpipe.execution.engine import Engine
 from gpipe.execution.loss_head import LossHead
+from gpipe.execution.recorder import Recorder
+from gpipe.execution.skip_channel import Route
 from gpipe.schedule import RECOMPUTE_MODES, SCHEDULES, Schedule, add_recompute, check, resolve
-from gpipe.stage.boundary import pack, unpack
+from gpipe.stage.batchnorm import defer_batch_norm
+from gpipe.stage.boundary import unpack
 from gpipe.stage.device import default_devices, require_devices
 from gpipe.stage.loss import LossFunction, reduction_of
-from gpipe.stage.microbatch import num_rows, scatter, slice_sizes
+from gpipe.stage.microbatch import Batch, Split, join, num_rows, slice_sizes
+from gpipe.stage.skip import skip_routes
 from gpipe.stage.stage import Stage
 from gpipe.timeline import Timeline
 
@@ -32,12 +38,16 @@ class StepResult:
     Attributes:
         loss: The loss of the mini-batch: a tensor with one number, without a graph.
         output: The output of the mini-batch, without a graph; None unless it was asked for.
-        timeline: When each action ran; None where no gradients were made.
     """
 
     loss: Tensor
     output: Any
-    timeline: Timeline | None = field(repr=False)
+    _recorder: Recorder | None = field(default=None, repr=False)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """When each action ran; None where no gradients were made."""
+        return self._recorder.timeline if self._recorder else None
 
 
 class GPipe(nn.Module):
@@ -57,6 +67,11 @@ class GPipe(nn.Module):
             backward: "always"; "except_last", not where the backward comes next anyway; "never".
         schedule: The order of `step`: "fill_drain" or "1f1b". `model(x)` is always fill-drain.
         devices: One per stage. None: the accelerators; without any, "cpu" for every stage.
+        deferred_batch_norm: Whether the running statistics of BatchNorm layers are updated once a
+            mini-batch, as by the un-split one, instead of once a micro-batch.
+        split: Along which dimension tensors are cut into micro-batches; None: each gets the whole.
+            A number holds for all tensors of input, target and output. A structure such as
+            `{"x": 0, "mask": None}` holds for the input; target and output are cut along 0 then.
 
     Raises:
         TypeError: `module` is no Sequential, or an argument has the wrong type.
@@ -73,12 +88,16 @@ class GPipe(nn.Module):
         checkpoint: str = "except_last",
         schedule: str = "1f1b",
         devices: Sequence[torch.device | str] | None = None,
+        deferred_batch_norm: bool = False,
+        split: Split = 0,
     ) -> None:
         super().__init__()
         _require_sequential(module)
         self.chunks = require_count("chunks", chunks)
         self.checkpoint = require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
         self.schedule = require_choice("schedule", schedule, SCHEDULES)
+        self.deferred_batch_norm = deferred_batch_norm
+        self.split = split
         self.balance = _balance(module, balance, devices)
         self.devices = require_devices(devices, len(self.balance))
         # What hangs on the Sequential hangs on this module now: its layers keep their names.
@@ -115,13 +134,15 @@ class GPipe(nn.Module):
             ValueError: The tensors of the input disagree on the number of rows.
             BaseException: What a layer raised, with a note of stage, layer and micro-batch.
         """
-        inputs = pack(input)
-        rows = num_rows(input=inputs)
+        batch = Batch.of("input", input, self.split)
+        rows = num_rows(batch)
+        output_dim = self._output_dim()
         if not self._trains(rows):
             schedule = self._schedule_of("fill_drain", "never", rows)
-            return unpack(self._engine.evaluate(inputs, schedule))
+            return unpack(join(self._engine.evaluate(batch, schedule), output_dim))
         schedule = self._schedule_of("fill_drain", self.checkpoint, rows)
-        return unpack(self._engine.differentiable(inputs, schedule, self._trained()))
+        names = self._trained()
+        return unpack(self._engine.differentiable(batch, schedule, names, output_dim))
 
     def step(
         self,
@@ -155,26 +176,30 @@ class GPipe(nn.Module):
             BaseException: What a layer or the loss raised, with a note of stage, layer and
                 micro-batch; gradients are as they were before.
         """
-        inputs, targets = pack(input), pack(target)
-        rows = num_rows(input=inputs, target=targets)
+        output_dim = self._output_dim()
+        batch = Batch.of("input", input, self.split)
+        targets = Batch.of("target", target, output_dim)
+        rows = num_rows(batch, targets)
         trains = self._trains(rows)
+        if trains:
+            _warn_of_replicas()
         if trains:
             schedule = self._schedule_of(self.schedule, self.checkpoint, rows)
         else:
             schedule = self._schedule_of("fill_drain", "never", rows)
         head = LossHead(
             reduction_of(loss_fn, loss_reduction),
-            scatter(targets, schedule.num_microbatches),
+            targets.slices(schedule.num_microbatches),
             slice_sizes(rows, schedule.num_microbatches),
             loss_scale=loss_scale,
-            keeps_outputs=return_output,
+            output_dim=output_dim if return_output else None,
         )
-        timeline = None
+        recorder = None
         if trains:
-            timeline = self._engine.step(inputs, schedule, head, self._trained())
+            recorder = self._engine.step(batch, schedule, head, self._trained())
         else:
-            self._engine.evaluate_loss(inputs, schedule, head)
-        return StepResult(head.total(), head.output(), timeline)
+            self._engine.evaluate(batch, schedule, head)
+        return StepResult(head.total(), head.output(), recorder)
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("_engine", "_schedules")
@@ -192,8 +217,21 @@ class GPipe(nn.Module):
             first_layer = sum(len(stage) for stage in stages)
             names, layers = zip(*islice(named_layers, num_layers), strict=True)
             stages.append(Stage(len(stages), names, layers, first_layer, device))
-        self._engine = Engine(stages, len(self.devices))
+        norms = defer_batch_norm(self._layers()) if self.deferred_batch_norm else []
+        self._engine = Engine(stages, len(self.devices), self._routes(), norms)
         self._schedules: dict[tuple[str, str, int], Schedule] = {}
+
+    def _routes(self) -> list[Route]:
+        """The skips that go from one stage to another."""
+        stage_of = [stage for stage, size in enumerate(self.balance) for _ in range(size)]
+        routes = (
+            Route(skip.key, stage_of[skip.stash_layer], stage_of[skip.pop_layer])
+            for skip in skip_routes(self._layers())
+        )
+        return [route for route in routes if route.stash_stage != route.pop_stage]
+
+    def _output_dim(self) -> int:
+        return self.split if isinstance(self.split, int) else 0
 
     def _layers(self) -> list[nn.Module]:
         return list(self.children())
@@ -244,6 +282,16 @@ def _require_sequential(module: object) -> None:
                 "two stages. Make two modules and let them share parameters: b.weight = a.weight."
             )
         names[layer] = name
+
+
+def _warn_of_replicas() -> None:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        warnings.warn(
+            f"step() runs in a group of {dist.get_world_size()} processes, and nothing averages "
+            "its gradients over them. Wrap the GPipe in DistributedDataParallel and call "
+            "loss.backward(), or average the gradients yourself.",
+            stacklevel=3,
+        )
 
 
 def _balance(

@@ -160,7 +160,16 @@ def test_inputs_that_disagree_on_their_rows_are_refused_by_name():
 
 
 def test_the_public_list():
-    assert gpipe.__all__ == ["GPipe", "StepResult", "clip_grad_norm_", "is_recomputing"]
+    assert gpipe.__all__ == [
+        "GPipe",
+        "Namespace",
+        "StepResult",
+        "clip_grad_norm_",
+        "is_recomputing",
+        "pop",
+        "skippable",
+        "stash",
+    ]
     assert all(hasattr(gpipe, name) for name in gpipe.__all__)
     assert set(gpipe.__all__) <= set(dir(gpipe))
     with pytest.raises(AttributeError, match="no attribute 'Gpipe'"):

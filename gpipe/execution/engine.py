@@ -1,26 +1,37 @@
 """Drives mini-batches through the stages, one after the other."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import RLock
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from gpipe.execution.gate import hand_over, join
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import MiniBatch
+from gpipe.execution.recorder import Recorder
+from gpipe.execution.skip_channel import Route
 from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import Schedule
+from gpipe.stage import microbatch
+from gpipe.stage.batchnorm import Collector, DeferredBatchNorm
 from gpipe.stage.boundary import Boundary, Gradients
 from gpipe.stage.gradients import collect_gradients, swapped_in
-from gpipe.stage.microbatch import cut_gradients, gather, join_gradients, scatter
+from gpipe.stage.microbatch import Batch
+from gpipe.stage.randomness import GeneratorChangedError, Randomness
+from gpipe.stage.run import MiniBatchContext
 from gpipe.stage.stage import Stage
-from gpipe.timeline import Timeline
+from gpipe.stage.unchanged import LayersThen
 
 __all__ = ["Engine"]
 
 Names = Mapping[Parameter, str]
 """The parameters that may get a gradient, each once, with the names that errors give them."""
+
+NUM_FIRST_LOOKS = 2  # mini-batches, from the first, whose recomputes are looked at closely
+LOOK_EVERY = 100
 
 
 class Engine:
@@ -29,70 +40,136 @@ class Engine:
     Args:
         stages: All stages, in order.
         num_workers: How many workers they are on.
+        routes: The skips between stages.
+        norms: The layers of deferred batch normalisation.
     """
 
-    def __init__(self, stages: Sequence[Stage], num_workers: int) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        num_workers: int,
+        routes: Sequence[Route] = (),
+        norms: Sequence[DeferredBatchNorm] = (),
+    ) -> None:
         self.stages = tuple(stages)
         self._executor = ThreadedExecutor(num_workers)
+        self._routes = tuple(routes)
+        self._norms = tuple(norms)
+        self._num_trained = 0
         self._lock = RLock()
 
-    def evaluate(self, inputs: Boundary, schedule: Schedule) -> Boundary:
-        """Run the forwards only and hold nothing; the output."""
-        return gather(self._forwards_only(inputs, schedule, None).take_outputs())
+    @torch.no_grad()
+    def evaluate(
+        self, batch: Batch, schedule: Schedule, head: LossHead | None = None
+    ) -> list[Boundary]:
+        """Run the forwards only and hold nothing; the outputs, where no head takes them."""
+        context = MiniBatchContext(keeps_graph=False, randomness=Randomness())
+        minibatch = self._minibatch(batch, schedule, context, head)
+        with self._attending(context):
+            minibatch.run_forwards()
+        return [] if head else minibatch.take_outputs()
 
-    def evaluate_loss(self, inputs: Boundary, schedule: Schedule, head: LossHead) -> None:
-        """Run the forwards only and hold nothing; the head takes the outputs."""
-        self._forwards_only(inputs, schedule, head)
-
-    def differentiable(self, inputs: Boundary, schedule: Schedule, names: Names) -> Boundary:
+    def differentiable(
+        self, batch: Batch, schedule: Schedule, names: Names, output_dim: int
+    ) -> Boundary:
         """Run the forwards; the output is one node to autograd, whose backward runs the rest."""
-        minibatch = self._minibatch(inputs, schedule, None, keeps_graph=True)
-        with self._lock, swapped_in(self.stages):
+        context = self._training_context()
+        minibatch = self._minibatch(batch, schedule, context, None)
+        with self._attending(context), swapped_in(self.stages):
             minibatch.run_forwards()
         outputs = minibatch.take_outputs()
-        whole = gather(outputs)
-        num_rows = [[len(tensor) for tensor in output.tensors] for output in outputs]
+        whole = microbatch.join(outputs, output_dim)
+        sizes = [[_size(tensor, output_dim) for tensor in output.tensors] for output in outputs]
+        _commit(context)
+        layers = [layer for stage in self.stages for layer in stage] if schedule.recomputed else []
+        then = LayersThen(layers, names if layers else {})
 
         def drain(gradients: Gradients) -> Gradients:
-            for microbatch, piece in enumerate(cut_gradients(gradients, num_rows)):
-                minibatch.put_gradients(microbatch, piece)
-            return self._gradients(minibatch, minibatch.run_drain, inputs, names)
+            for index, piece in enumerate(microbatch.cut_gradients(gradients, sizes, output_dim)):
+                minibatch.put_gradients(index, piece)
+            with then.restored():
+                return self._gradients(minibatch, minibatch.run_drain, context, batch, names)
 
-        leaves = [*inputs.tensors, *names]
+        leaves = [*batch.boundary.tensors, *names]
         return Boundary(join(whole.tensors, leaves, drain), whole.structure)
 
-    def step(self, inputs: Boundary, schedule: Schedule, head: LossHead, names: Names) -> Timeline:
+    def step(self, batch: Batch, schedule: Schedule, head: LossHead, names: Names) -> Recorder:
         """Run the whole schedule, then bring each leaf its gradient."""
-        minibatch = self._minibatch(inputs, schedule, head, keeps_graph=True)
-        gradients = self._gradients(minibatch, minibatch.run, inputs, names)
+        context = self._training_context()
+        minibatch = self._minibatch(batch, schedule, context, head)
+        gradients = self._gradients(minibatch, minibatch.run, context, batch, names)
         head.correct(gradients)
-        hand_over([*inputs.tensors, *names], gradients)
-        return minibatch.timeline()
+        _commit(context)
+        hand_over([*batch.boundary.tensors, *names], gradients)
+        return minibatch.recorder
 
-    @torch.no_grad()
-    def _forwards_only(
-        self, inputs: Boundary, schedule: Schedule, head: LossHead | None
-    ) -> MiniBatch:
-        minibatch = self._minibatch(inputs, schedule, head, keeps_graph=False)
-        with self._lock:
-            minibatch.run_forwards()
-        return minibatch
+    def _training_context(self) -> MiniBatchContext:
+        number, self._num_trained = self._num_trained, self._num_trained + 1
+        return MiniBatchContext(
+            keeps_graph=True,
+            randomness=Randomness(),
+            collector=Collector(self._norms) if self._norms else None,
+            looks_closely=number < NUM_FIRST_LOOKS or number % LOOK_EVERY == 0,
+        )
 
     def _minibatch(
-        self, inputs: Boundary, schedule: Schedule, head: LossHead | None, *, keeps_graph: bool
+        self, batch: Batch, schedule: Schedule, context: MiniBatchContext, head: LossHead | None
     ) -> MiniBatch:
         minibatch = MiniBatch(
-            self.stages, schedule, self._executor, keeps_graph=keeps_graph, head=head
+            self.stages, schedule, self._executor, context, routes=self._routes, head=head
         )
-        for microbatch, piece in enumerate(scatter(inputs, schedule.num_microbatches)):
-            minibatch.put_input(microbatch, piece)
+        for index, piece in enumerate(batch.slices(schedule.num_microbatches)):
+            minibatch.put_input(index, piece)
         return minibatch
 
     def _gradients(
-        self, minibatch: MiniBatch, run: Callable[[], None], inputs: Boundary, names: Names
+        self,
+        minibatch: MiniBatch,
+        run: Callable[[], None],
+        context: MiniBatchContext,
+        batch: Batch,
+        names: Names,
     ) -> Gradients:
         """Run the backwards; the gradients of the input's tensors, then of the parameters."""
+
+        def attended() -> None:
+            with self._attending(context):
+                run()
+
         with self._lock:
-            by_parameter = collect_gradients(self.stages, names, run)
-        by_input = join_gradients(minibatch.take_input_gradients(), inputs)
+            by_parameter = collect_gradients(self.stages, names, attended)
+        by_input = batch.join_gradients(minibatch.take_input_gradients())
         return [*by_input, *(by_parameter.pop(parameter, None) for parameter in names)]
+
+    @contextmanager
+    def _attending(self, context: MiniBatchContext) -> Iterator[None]:
+        """Run alone, see to the caller's generator, and learn which layers draw from it."""
+        with self._lock:
+            habits = [stage.habits() for stage in self.stages]
+            try:
+                with context.randomness.guarding():
+                    yield
+            except GeneratorChangedError:
+                for stage in self.stages:
+                    stage.forget_habits()
+                raise _late_draw() from None
+            for each in habits:
+                each.knows_drawing = True
+
+
+def _commit(context: MiniBatchContext) -> None:
+    if context.collector is not None:
+        context.collector.commit()
+
+
+def _size(tensor: Tensor, dim: int) -> int:
+    return tensor.shape[dim] if tensor.dim() else 1
+
+
+def _late_draw() -> RuntimeError:
+    return RuntimeError(
+        "Something drew from torch's default generator that had not done so in the first "
+        "mini-batch: a layer that began to, or another thread. Its numbers would depend on where "
+        "the model is cut, so this mini-batch is refused; gradients and generator are as before. "
+        "Run it again: a layer that draws is known by then."
+    )

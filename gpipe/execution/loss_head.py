@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpipe.stage.boundary import Boundary, Gradients, pack, unpack
 from gpipe.stage.loss import Reduction
-from gpipe.stage.microbatch import gather
+from gpipe.stage.microbatch import join
 
 __all__ = ["LossHead"]
 
@@ -21,7 +21,7 @@ class LossHead:
         targets: The target of each micro-batch.
         num_rows: The rows of each micro-batch.
         loss_scale: A factor of the gradients, not of the loss that is shown.
-        keeps_outputs: Whether the outputs are wanted, too.
+        output_dim: Along which dimension outputs are joined; None: they are not wanted.
     """
 
     def __init__(
@@ -31,22 +31,26 @@ class LossHead:
         num_rows: Sequence[int],
         *,
         loss_scale: float = 1.0,
-        keeps_outputs: bool = False,
+        output_dim: int | None = None,
     ) -> None:
         self._reduction = reduction
         self._targets = targets
         self._num_rows = num_rows
         self._loss_scale = loss_scale
-        self._keeps_outputs = keeps_outputs
+        self._output_dim = output_dim
         self._outputs: dict[int, Boundary] = {}
         self._scalars: dict[int, tuple[Tensor, ...]] = {}
         self._seeds: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(self, microbatch: int, output: Any) -> Boundary:
         """The loss of one micro-batch, for the last stage to hold with its graph."""
-        if self._keeps_outputs:
-            self._outputs[microbatch] = pack(output).detached()
-        scalars = self._reduction.scalars(output, unpack(self._targets[microbatch]))
+        packed = pack(output)
+        if self._output_dim is not None:
+            self._outputs[microbatch] = packed.detached()
+        target = self._targets[microbatch]
+        if packed.tensors:
+            target = target.to(packed.tensors[0].device)
+        scalars = self._reduction.scalars(output, unpack(target))
         self._scalars[microbatch] = tuple(scalar.detach() for scalar in scalars)
         return Boundary(list(scalars), None)
 
@@ -70,9 +74,9 @@ class LossHead:
 
     def output(self) -> Any:
         """The output of the mini-batch, without a graph; None where it was not to be kept."""
-        if not self._keeps_outputs:
+        if self._output_dim is None:
             return None
-        whole = gather(self._in_order(self._outputs))
+        whole = join(self._in_order(self._outputs), self._output_dim)
         return unpack(Boundary([tensor.detach() for tensor in whole.tensors], whole.structure))
 
     def _seed(self, num_rows: int, loss: Tensor) -> Tensor:

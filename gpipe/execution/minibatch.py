@@ -9,12 +9,14 @@ from gpipe.execution.caller import CallerState
 from gpipe.execution.channel import Channel, Mailbox
 from gpipe.execution.interpreter import interpret
 from gpipe.execution.loss_head import LossHead
+from gpipe.execution.recorder import Recorder
+from gpipe.execution.skip_channel import Route, SkipChannel
 from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import Action, Kind, Schedule
 from gpipe.stage.boundary import Boundary, Gradients
-from gpipe.stage.run import Head, StageRun
+from gpipe.stage.passage import Head
+from gpipe.stage.run import MiniBatchContext, StageRun
 from gpipe.stage.stage import Stage
-from gpipe.timeline import Event, Timeline
 
 __all__ = ["MiniBatch"]
 
@@ -28,7 +30,8 @@ class MiniBatch:
         stages: All stages, in order.
         schedule: The order of the actions, with its recomputes.
         executor: What runs them.
-        keeps_graph: Whether backwards will be run.
+        context: What the runs of all stages have in common.
+        routes: The ways of the skips.
         head: The loss behind the last stage, in a step.
     """
 
@@ -37,23 +40,22 @@ class MiniBatch:
         stages: Sequence[Stage],
         schedule: Schedule,
         executor: ThreadedExecutor,
-        *,
-        keeps_graph: bool,
+        context: MiniBatchContext,
+        routes: Sequence[Route] = (),
         head: LossHead | None = None,
     ) -> None:
         self._schedule = schedule
         self._executor = executor
         self._caller = CallerState()
         self._channel = Channel(len(stages))
-        self._events: list[list[Event]] = [[] for _ in schedule.rows]
+        self.recorder = Recorder(schedule.num_workers)
         self._performers: dict[tuple[Kind, int], Callable[[int, Any], Any]] = {}
+        skips = SkipChannel(routes)
         for stage in stages:
-            recomputed = {m for s, m in schedule.recomputed if s == stage.index}
+            recomputed = schedule.recomputed_in(stage.index)
             is_last = stage.index == len(stages) - 1
             stage_head = self._seeding(head) if head and is_last else None
-            self._add(
-                StageRun(stage, keeps_graph=keeps_graph, recomputed=recomputed, head=stage_head)
-            )
+            self._add(StageRun(stage, context, recomputed, stage_head, skips.ports(stage.index)))
 
     def put_input(self, microbatch: int, inputs: Boundary) -> None:
         """What the first stage receives for its forward."""
@@ -83,16 +85,6 @@ class MiniBatch:
         """Run what `run_forwards` has left."""
         self._run([list(dropwhile(_is_forward, row)) for row in self._schedule.rows])
 
-    def timeline(self) -> Timeline:
-        """When each action ran, in seconds since the start of the first."""
-        events = [event for row in self._events for event in row]
-        start_s = min((event.start_s for event in events), default=0.0)
-        shifted = (
-            event._replace(start_s=event.start_s - start_s, end_s=event.end_s - start_s)
-            for event in events
-        )
-        return Timeline(tuple(shifted), len(self._events))
-
     def _seeding(self, head: LossHead) -> Head:
         def take_loss(microbatch: int, output: Any) -> Boundary:
             loss = head(microbatch, output)
@@ -112,8 +104,8 @@ class MiniBatch:
 
     def _run(self, rows: Rows) -> None:
         tasks = [
-            partial(interpret, worker, row, self._performers, self._channel, self._events[worker])
-            for worker, row in enumerate(rows)
+            partial(interpret, worker, row, self._performers, self._channel, events)
+            for worker, (row, events) in enumerate(zip(rows, self.recorder.events, strict=True))
         ]
         self._executor.run(tasks, self._caller, self._channel.abort)
 

@@ -1,5 +1,6 @@
 """The rows of actions that workers execute."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +57,10 @@ class Schedule:
         """The stages that the row of `worker` names, ascending."""
         return self._stages_by_worker[worker]
 
+    def recomputed_in(self, stage: int) -> frozenset[int]:
+        """The micro-batches whose activations `stage` drops and recomputes."""
+        return self._recomputed_by_stage.get(stage, frozenset())
+
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """The (stage, micro-batch) pairs whose activations are dropped and recomputed."""
@@ -65,6 +70,13 @@ class Schedule:
             for action in row
             if action.kind == Kind.RECOMPUTE
         )
+
+    @cached_property
+    def _recomputed_by_stage(self) -> dict[int, frozenset[int]]:
+        by_stage: defaultdict[int, set[int]] = defaultdict(set)
+        for stage, microbatch in self.recomputed:
+            by_stage[stage].add(microbatch)
+        return {stage: frozenset(microbatches) for stage, microbatches in by_stage.items()}
 
     @cached_property
     def _stages_by_worker(self) -> tuple[tuple[int, ...], ...]:

@@ -1,12 +1,15 @@
 """The value that passes from one stage to the next."""
 
+import copy
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Boundary", "Gradients", "pack", "unpack"]
+__all__ = ["NO_SKIPS", "Boundary", "Crossing", "Gradients", "pack", "unpack"]
 
 Gradients = list[Tensor | None]
 """The gradient of each tensor of a boundary, in its order; None where there is none."""
@@ -16,6 +19,13 @@ class _Slot(NamedTuple):
     """Stands in a template for the tensor at this position."""
 
     position: int
+
+
+class _Record(NamedTuple):
+    """Stands in a template for a dataclass, which pytree takes for a leaf."""
+
+    instance: Any
+    fields: dict[str, "Structure"]
 
 
 class Structure(NamedTuple):
@@ -34,6 +44,10 @@ class Boundary(NamedTuple):
     tensors: list[Tensor]
     structure: Structure | None
 
+    def resembles(self, other: "Boundary") -> bool:
+        """Whether the structures are the same, and all that is no tensor is equal."""
+        return len(self.tensors) == len(other.tensors) and _same(self.structure, other.structure)
+
     def detached(self) -> "Boundary":
         """The same values as leaves: each asks for a gradient where the original had one."""
         return Boundary([_leaf(tensor) for tensor in self.tensors], self.structure)
@@ -44,37 +58,111 @@ class Boundary(NamedTuple):
 
     def to(self, device: torch.device) -> "Boundary":
         """The same values on `device`; what is there already is not copied."""
-        if all(tensor.device == device for tensor in self.tensors):
-            return self
-        return Boundary([_moved(tensor, device) for tensor in self.tensors], self.structure)
+        for tensor in self.tensors:
+            if tensor.device != device:
+                return Boundary([_moved(each, device) for each in self.tensors], self.structure)
+        return self
+
+
+class Crossing(NamedTuple):
+    """All that crosses into a stage, or out of it: the boundary, and the skips by their keys."""
+
+    boundary: Boundary
+    skips: Mapping[Any, Boundary]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of the boundary, then those of the skips in their order."""
+        if not self.skips:
+            return self.boundary.tensors
+        boundaries = (self.boundary, *self.skips.values())
+        return [tensor for boundary in boundaries for tensor in boundary.tensors]
+
+    def copied(self) -> "Crossing":
+        """Copies of all, as `Boundary.copied` makes them."""
+        return Crossing(
+            self.boundary.copied(), {key: skip.copied() for key, skip in self.skips.items()}
+        )
+
+
+NO_SKIPS: Mapping[Any, Boundary] = {}
 
 
 def pack(value: Any) -> Boundary:
-    """Take the tensors out of any nesting of tuples, lists, dicts and the like."""
+    """Take the tensors out of any nesting of tuples, lists, dicts, dataclasses and the like.
+
+    One tensor at two places stays one tensor: its gradients meet in one leaf.
+    """
     if isinstance(value, Tensor):
         return Boundary([value], None)
-    leaves, spec = pytree.tree_flatten(value)
     tensors: dict[int, Tensor] = {}
-    template: list[Any] = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            # One tensor at two places stays one tensor: its gradients meet in one leaf.
-            tensors.setdefault(id(leaf), leaf)
-            template.append(_Slot(list(tensors).index(id(leaf))))
-        else:
-            template.append(leaf)
-    return Boundary(list(tensors.values()), Structure(spec, template))
+    structure = _take_out(value, tensors)
+    return Boundary(list(tensors.values()), structure)
 
 
 def unpack(boundary: Boundary) -> Any:
     """The value that `pack` was given, with the boundary's tensors in it."""
     tensors, structure = boundary
-    if structure is None:
-        return tensors[0]
-    leaves = [
-        tensors[item.position] if type(item) is _Slot else item for item in structure.template
-    ]
+    return tensors[0] if structure is None else _put_in(structure, tensors)
+
+
+def _take_out(value: Any, tensors: dict[int, Tensor]) -> Structure:
+    leaves, spec = pytree.tree_flatten(value)
+    return Structure(spec, [_stand_in(leaf, tensors) for leaf in leaves])
+
+
+def _stand_in(leaf: Any, tensors: dict[int, Tensor]) -> Any:
+    if isinstance(leaf, Tensor):
+        tensors.setdefault(id(leaf), leaf)
+        return _Slot(list(tensors).index(id(leaf)))
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        values = {field.name: getattr(leaf, field.name) for field in fields(leaf)}
+        hollow = _rebuilt(leaf, dict.fromkeys(values))  # it must not keep the tensors alive
+        return _Record(hollow, {name: _take_out(value, tensors) for name, value in values.items()})
+    return leaf
+
+
+def _put_in(structure: Structure, tensors: list[Tensor]) -> Any:
+    leaves = [_original(item, tensors) for item in structure.template]
     return pytree.tree_unflatten(leaves, structure.spec)
+
+
+def _original(item: Any, tensors: list[Tensor]) -> Any:
+    if type(item) is _Slot:
+        return tensors[item.position]
+    if type(item) is _Record:
+        values = {name: _put_in(field, tensors) for name, field in item.fields.items()}
+        return _rebuilt(item.instance, values)
+    return item
+
+
+def _rebuilt(instance: Any, values: Mapping[str, Any]) -> Any:
+    # Past __init__ and a frozen __setattr__: the fields have their values, whatever made them.
+    rebuilt = copy.copy(instance)
+    for name, value in values.items():
+        object.__setattr__(rebuilt, name, value)
+    return rebuilt
+
+
+def _same(mine: Structure | None, other: Structure | None) -> bool:
+    if mine is None or other is None:
+        return mine is other
+    return mine.spec == other.spec and all(
+        _same_item(a, b) for a, b in zip(mine.template, other.template, strict=True)
+    )
+
+
+def _same_item(mine: Any, other: Any) -> bool:
+    if type(mine) is not type(other):
+        return False
+    if type(mine) is _Record:
+        return mine.fields.keys() == other.fields.keys() and all(
+            _same(field, other.fields[name]) for name, field in mine.fields.items()
+        )
+    try:
+        return bool(mine == other)
+    except (TypeError, ValueError, RuntimeError):  # an array compares element by element
+        return False
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -99,4 +187,9 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.detach().to(device, non_blocking=True).requires_grad_(tensor.requires_grad)
+    if tensor.device == device:
+        return tensor
+    # A copy to the host that does not block can be read before it is there.
+    is_host = device.type == "cpu"
+    moved = tensor.detach().to(device, non_blocking=not is_host)
+    return moved.requires_grad_(tensor.requires_grad)

@@ -38,4 +38,11 @@ def require_devices(
             f"There are {num_stages} stages and {len(devices)} devices. "
             "Pass `devices` with one for each stage (one may stand there twice)."
         )
-    return [torch.device(device) for device in devices]
+    return [_with_index(torch.device(device)) for device in devices]
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """The device that "cuda" means now: tensors there say "cuda:0", which is not equal to it."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())

@@ -48,12 +48,10 @@ class _Mean(Reduction):
         return num_rows / total_rows
 
     def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
+        losses = _stacked([loss for (loss,) in scalars])
         total_rows = sum(num_rows)
-        shares = (
-            loss * self.seed(rows, total_rows)
-            for (loss,), rows in zip(scalars, num_rows, strict=True)
-        )
-        return _sum(list(shares))
+        shares = [self.seed(rows, total_rows) for rows in num_rows]
+        return (losses * losses.new_tensor(shares)).sum()
 
 
 class _Sum(Reduction):
@@ -63,7 +61,7 @@ class _Sum(Reduction):
         return 1.0
 
     def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
-        return _sum([loss for (loss,) in scalars])
+        return _stacked([loss for (loss,) in scalars]).sum()
 
 
 class _Weighted(Reduction):
@@ -85,7 +83,7 @@ class _Weighted(Reduction):
         return 1 / total_rows
 
     def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
-        return _sum([loss for loss, _ in scalars]) / _weight(scalars)
+        return _stacked([loss for loss, _ in scalars]).sum() / _weight(scalars)
 
     def correction(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor | None:
         loss, _ = scalars[0]
@@ -173,9 +171,9 @@ def _scalar(loss: Any, what: str) -> Tensor:
     return loss
 
 
-def _sum(losses: Sequence[Tensor]) -> Tensor:
-    return torch.stack([loss.detach().reshape(()) for loss in losses]).sum()
+def _stacked(scalars: Sequence[Tensor]) -> Tensor:
+    return torch.stack([scalar if scalar.dim() == 0 else scalar.reshape(()) for scalar in scalars])
 
 
 def _weight(scalars: Sequence[Scalars]) -> Tensor:
-    return torch.stack([weight for _, weight in scalars]).sum()
+    return _stacked([weight for _, weight in scalars]).sum()

@@ -1,10 +1,19 @@
-"""Tells a layer whether its forward is being repeated."""
+"""Repeats a forward, and sees that it is one."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from typing import Any
 
-__all__ = ["is_recomputing", "recomputing"]
+import torch
+from torch import Tensor
+
+from gpipe.stage.buffers import Copies, all_buffers, changed_since, copies_of, replaced
+from gpipe.stage.fingerprint import Fingerprint, fingerprint
+from gpipe.stage.habits import Habits
+from gpipe.stage.stage import Stage
+
+__all__ = ["Recording", "is_recomputing"]
 
 _recomputing: ContextVar[bool] = ContextVar("gpipe_recomputing", default=False)
 
@@ -17,11 +26,77 @@ def is_recomputing() -> bool:
     return _recomputing.get()
 
 
-@contextlib.contextmanager
-def recomputing() -> Iterator[None]:
-    """Make `is_recomputing()` true for this thread meanwhile."""
-    token = _recomputing.set(True)
-    try:
-        yield
-    finally:
-        _recomputing.reset(token)
+class Recording:
+    """What a recompute needs of its forward besides the inputs; made just before that forward.
+
+    Args:
+        stage: Whose forward it is.
+        habits: What is known of the stage.
+        looks_closely: Whether each layer's output is compared, and not only the last one's shapes.
+    """
+
+    def __init__(self, stage: Stage, habits: Habits, looks_closely: bool) -> None:
+        self._stage = stage
+        self._habits = habits
+        self._learns = looks_closely or habits.changing_buffers is None
+        changing = habits.changing_buffers or ()
+        buffers = all_buffers(stage.layers) if self._learns else changing
+        self._buffers: Copies = copies_of(buffers)
+        self._fingerprints: list[Fingerprint] | None = [] if looks_closely else None
+        self._shapes: list[torch.Size] = []
+
+    @property
+    def looks_closely(self) -> bool:
+        """Whether `see` is to be called."""
+        return self._fingerprints is not None
+
+    def see(self, position: int, output: Any) -> None:
+        """Note what the layer at this position gave, or compare it with what was noted.
+
+        Raises:
+            RuntimeError: It gave something else before.
+        """
+        assert self._fingerprints is not None
+        found = fingerprint(output)
+        if position == len(self._fingerprints):
+            self._fingerprints.append(found)
+        elif found != self._fingerprints[position]:
+            raise RuntimeError(
+                f"{self._stage.layer_name(position)} gave another output in its recompute than in "
+                "its forward. It may draw from NumPy, from Python's `random` or from a generator "
+                "of its own, or keep a cache. Draw from torch's default generator, ask "
+                "gpipe.is_recomputing(), or choose checkpoint='never'."
+            )
+
+    def finish(self, outputs: Sequence[Tensor]) -> None:
+        """Take in what the forward has left."""
+        self._shapes = [tensor.shape for tensor in outputs]
+        if self._learns:
+            known = self._habits.changing_buffers or set()
+            changing = self._habits.changing_buffers = known | changed_since(self._buffers)
+            self._buffers = [(buffer, copy) for buffer, copy in self._buffers if buffer in changing]
+
+    @contextlib.contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Let the layers start from what the forward started from, and know that they repeat it."""
+        token = _recomputing.set(True)
+        try:
+            with replaced(self._buffers):
+                yield
+        finally:
+            _recomputing.reset(token)
+
+    def require_same_shapes(self, outputs: Sequence[Tensor]) -> None:
+        """Refuse outputs of other shapes than those of the forward.
+
+        Raises:
+            RuntimeError: With both.
+        """
+        shapes = [tensor.shape for tensor in outputs]
+        if shapes != self._shapes:
+            found, expected = ([tuple(shape) for shape in s] for s in (shapes, self._shapes))
+            raise RuntimeError(
+                f"{self._stage.layer_range} gave tensors of shapes {found} in a recompute and "
+                f"{expected} in its forward. "
+                "Let them do the same twice, or choose checkpoint='never'."
+            )

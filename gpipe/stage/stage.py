@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from gpipe.stage.alias import Aliases
+from gpipe.stage.habits import Habits
 
 __all__ = ["Stage"]
 
@@ -35,8 +36,7 @@ class Stage:
         self.first_layer = first_layer
         self.device = device
         self.aliases = [Aliases(layer) for layer in layers]
-        # Whether the layers write into what they are given; None until a first forward has shown.
-        self.modifies_input: bool | None = None
+        self._habits: dict[tuple[bool, ...], Habits] = {}
         for layer in layers:
             layer.to(device)
 
@@ -49,6 +49,15 @@ class Stage:
     def __repr__(self) -> str:
         return f"Stage({self.index}, {self.layer_range}, device='{self.device}')"
 
+    def habits(self) -> Habits:
+        """What is known of the layers in the mode, training or not, that they are in now."""
+        mode = tuple(layer.training for layer in self.layers)
+        return self._habits.setdefault(mode, Habits())
+
+    def forget_habits(self) -> None:
+        """Learn everything again."""
+        self._habits.clear()
+
     @property
     def layer_range(self) -> str:
         """The layers in words: "layer 3" or "layers 3 to 5"."""
@@ -56,6 +65,10 @@ class Stage:
         if last_layer == self.first_layer:
             return self.layer_name(0)
         return f"layers {self.first_layer} to {last_layer}"
+
+    def place(self, layers: str, microbatch: int, action: str) -> str:
+        """Where something happened, for the note on an exception."""
+        return f"gpipe: in stage {self.index}, {layers}, micro-batch {microbatch}, {action}"
 
     def layer_name(self, position: int) -> str:
         """One layer in words, by its position in the stage: "layer 3 ('3', Linear)"."""
