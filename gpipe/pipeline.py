@@ -191,6 +191,7 @@ class GPipe(nn.Module):
             reduction_of(loss_fn, loss_reduction),
             targets.slices(schedule.num_microbatches),
             slice_sizes(rows, schedule.num_microbatches),
+            self.devices[-1],
             loss_scale=loss_scale,
             output_dim=output_dim if return_output else None,
         )

@@ -55,7 +55,8 @@ class CallerState:
             function()
 
     def _managers(self) -> Iterator[AbstractContextManager[Any]]:
-        yield torch.inference_mode(self._inference)
+        if self._inference:  # leaving it out is not the same as False, which slows every operation
+            yield torch.inference_mode()
         yield torch.set_grad_enabled(self._grad)
         for device_type, dtype in self._autocast.items():
             yield torch.autocast(device_type, dtype, cache_enabled=self._autocast_cache)

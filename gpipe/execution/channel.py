@@ -1,9 +1,10 @@
 """Carries boundaries and gradients between the stages of one process."""
 
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from gpipe.schedule import Action, Kind
+from gpipe.schedule import Kind
 
 __all__ = ["Aborted", "Channel", "Mailbox"]
 
@@ -16,12 +17,13 @@ class Mailbox:
     """One route: payloads go in in any order, and are taken out by micro-batch."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        queue: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+        self._put, self._get = queue.put, queue.get
         self._early: dict[int, Any] = {}
 
     def put(self, microbatch: int, payload: Any) -> None:
         """Leave a payload; never waits."""
-        self._queue.put((microbatch, payload))
+        self._put((microbatch, payload))
 
     def take(self, microbatch: int) -> Any:
         """Wait for the payload of this micro-batch.
@@ -32,7 +34,7 @@ class Mailbox:
         if microbatch in self._early:
             return self._early.pop(microbatch)
         while True:
-            arrived, payload = self._queue.get()
+            arrived, payload = self._get()
             if arrived == microbatch:
                 return payload
             if arrived == _CLOSED:
@@ -41,7 +43,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Let the reader, who waits or will come, leave with `Aborted`."""
-        self._queue.put((_CLOSED, None))
+        self._put((_CLOSED, None))
 
 
 _CLOSED = -1
@@ -61,31 +63,22 @@ class Channel:
         # backward[s + 1] is what stage s receives; backward[0] are the gradients of the input.
         self.backward = [Mailbox() for _ in range(num_stages + 1)]
 
-    def receive(self, action: Action) -> Any:
-        """Wait for what the action needs from its neighbour; a recompute needs nothing.
-
-        Raises:
-            Aborted: Another worker has failed.
-        """
-        if self.aborted:
-            raise Aborted
-        kind, stage, microbatch = action
+    def source(self, kind: Kind, stage: int) -> Callable[[int], Any]:
+        """What gives an action of this kind its input, by micro-batch; it may wait."""
         if kind is Kind.FORWARD:
-            return self.forward[stage].take(microbatch)
-        if kind is Kind.BACKWARD:
-            return self.backward[stage + 1].take(microbatch)
-        return None
+            return self.forward[stage].take
+        return self.backward[stage + 1].take if kind is Kind.BACKWARD else _nothing
 
-    def send(self, action: Action, payload: Any) -> None:
-        """Pass on what the action made."""
-        kind, stage, microbatch = action
-        if kind is Kind.BACKWARD:
-            self.backward[stage].put(microbatch, payload)
-        else:
-            self.forward[stage + 1].put(microbatch, payload)
+    def target(self, kind: Kind, stage: int) -> Callable[[int, Any], None]:
+        """What takes the result of an action of this kind, by micro-batch."""
+        return self.backward[stage].put if kind is Kind.BACKWARD else self.forward[stage + 1].put
 
     def abort(self) -> None:
         """Let every worker that waits here, or will, stop."""
         self.aborted = True
         for mailbox in (*self.forward, *self.backward):
             mailbox.close()
+
+
+def _nothing(_: int) -> None:
+    """What a recompute receives."""

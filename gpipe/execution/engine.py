@@ -63,10 +63,12 @@ class Engine:
         self, batch: Batch, schedule: Schedule, head: LossHead | None = None
     ) -> list[Boundary]:
         """Run the forwards only and hold nothing; the outputs, where no head takes them."""
-        context = MiniBatchContext(keeps_graph=False, randomness=Randomness())
+        # A norm in training updates its statistics without gradients, too.
+        context = MiniBatchContext(False, Randomness(), self._collector())
         minibatch = self._minibatch(batch, schedule, context, head)
         with self._attending(context):
             minibatch.run_forwards()
+        _commit(context)
         return [] if head else minibatch.take_outputs()
 
     def differentiable(
@@ -99,8 +101,19 @@ class Engine:
         minibatch = self._minibatch(batch, schedule, context, head)
         gradients = self._gradients(minibatch, minibatch.run, context, batch, names)
         head.correct(gradients)
+        if context.collector is not None:
+            context.collector.check()
+        leaves = [*batch.boundary.tensors, *names]
+        present = [leaf for leaf, each in zip(leaves, gradients, strict=True) if each is not None]
+        if not present:
+            raise RuntimeError(
+                "No gradient came out of this step: the loss depends on nothing that requires "
+                "grad. Let a parameter or an input require grad, or call step() under "
+                "torch.no_grad()."
+            )
+        gradients[:] = [each for each in gradients if each is not None]
+        hand_over(present, gradients)
         _commit(context)
-        hand_over([*batch.boundary.tensors, *names], gradients)
         return minibatch.recorder
 
     def _training_context(self) -> MiniBatchContext:
@@ -108,9 +121,12 @@ class Engine:
         return MiniBatchContext(
             keeps_graph=True,
             randomness=Randomness(),
-            collector=Collector(self._norms) if self._norms else None,
+            collector=self._collector(),
             looks_closely=number < NUM_FIRST_LOOKS or number % LOOK_EVERY == 0,
         )
+
+    def _collector(self) -> Collector | None:
+        return Collector(self._norms) if self._norms else None
 
     def _minibatch(
         self, batch: Batch, schedule: Schedule, context: MiniBatchContext, head: LossHead | None

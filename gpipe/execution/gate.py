@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gpipe.execution.hooks import set_quiet
 from gpipe.stage.boundary import Gradients
 
 __all__ = ["Drain", "hand_over", "join"]
@@ -18,7 +19,8 @@ Drain = Callable[[Gradients], Gradients]
 class _Passage:
     """What the two nodes of one mini-batch share."""
 
-    def __init__(self, drain: Drain) -> None:
+    def __init__(self, drain: Drain, leaves: Sequence[Tensor]) -> None:
+        self.leaves = leaves
         self.drain: Drain | None = drain
         self.output_gradients: Gradients = []
 
@@ -46,7 +48,10 @@ class _Gate(Function):
         if torch.is_grad_enabled():
             raise _refusal("create_graph=True through", "its backward makes no graph")
         gradients, passage.output_gradients = passage.output_gradients, []
-        return (None, *drain(gradients))
+        by_leaf = drain(gradients)
+        for leaf, gradient in zip(passage.leaves, by_leaf, strict=True):
+            set_quiet(leaf, gradient is None)
+        return (None, *by_leaf)
 
 
 class _Emit(Function):
@@ -77,7 +82,7 @@ def join(outputs: Sequence[Tensor], leaves: Sequence[Tensor], drain: Drain) -> l
         leaves: The inputs and parameters that they depend on.
         drain: Called in the backward, on the thread that called it.
     """
-    passage = _Passage(drain)
+    passage = _Passage(drain, leaves)
     token = _Gate.apply(passage, *leaves)  # type: ignore[no-untyped-call]
     return list(_Emit.apply(passage, outputs, token))  # type: ignore[no-untyped-call]
 
@@ -95,7 +100,7 @@ def hand_over(leaves: Sequence[Tensor], gradients: Gradients) -> None:
         gradients.clear()
         return given
 
-    token = _Gate.apply(_Passage(give), *leaves)  # type: ignore[no-untyped-call]
+    token = _Gate.apply(_Passage(give, leaves), *leaves)  # type: ignore[no-untyped-call]
     token.backward()
 
 

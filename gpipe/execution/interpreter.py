@@ -2,41 +2,56 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpipe.execution.channel import Channel
+from gpipe.execution.channel import Aborted, Channel
 from gpipe.schedule import Action, Kind
-from gpipe.timeline import Event
 
-__all__ = ["Performers", "interpret"]
+__all__ = ["Record", "Step", "Steps", "interpret"]
 
-Performers = Mapping[tuple[Kind, int], Callable[[int, Any], Any]]
-"""What carries out a kind of action on a stage: (micro-batch, received) -> sent, or None."""
+Record = tuple[Action, float, float]
+"""An action with its start and end in seconds."""
 
 
-def interpret(
-    worker: int,
-    row: Sequence[Action],
-    performers: Performers,
-    channel: Channel,
-    events: list[Event],
-) -> None:
-    """Receive, perform and send for each action in turn.
+class Step(NamedTuple):
+    """How a kind of action is done on a stage.
+
+    Attributes:
+        receive: Waits for the input of a micro-batch.
+        perform: Does the work: (micro-batch, received) -> what is sent, or None for nothing.
+        send: Passes the result on.
+    """
+
+    receive: Callable[[int], Any]
+    perform: Callable[[int, Any], Any]
+    send: Callable[[int, Any], None]
+
+
+Steps = Mapping[tuple[Kind, int], Step]
+
+
+def interpret(row: Sequence[Action], steps: Steps, channel: Channel, records: list[Record]) -> None:
+    """Receive, perform and send for each action in turn; of tensors it knows nothing.
 
     Args:
-        worker: Whose row this is; it stands in the events.
         row: The actions, in the order in which they are done.
-        performers: Does the work; this function knows nothing of tensors.
-        channel: Where an action's input comes from, and where its result goes.
-        events: Gets the start and end of each action, waiting excluded.
+        steps: How each of them is done.
+        channel: Knows whether another worker has failed.
+        records: Gets each action with its times, waiting excluded.
+
+    Raises:
+        Aborted: Another worker has failed.
     """
     for action in row:
+        if channel.aborted:
+            raise Aborted
         kind, stage, microbatch = action
-        received = channel.receive(action)
+        receive, perform, send = steps[kind, stage]
+        received = receive(microbatch)
         start_s = perf_counter()
-        result = performers[kind, stage](microbatch, received)
-        events.append(Event(worker, action, start_s, perf_counter()))
+        result = perform(microbatch, received)
+        records.append((action, start_s, perf_counter()))
         if result is not None:
-            channel.send(action, result)
+            send(microbatch, result)
         # While this worker waits for its next action it must not keep the last one's tensors alive.
         del received, result

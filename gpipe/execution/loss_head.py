@@ -21,6 +21,7 @@ class LossHead:
         targets: The target of each micro-batch.
         num_rows: The rows of each micro-batch.
         loss_scale: A factor of the gradients, not of the loss that is shown.
+        device: Where the targets are needed.
         output_dim: Along which dimension outputs are joined; None: they are not wanted.
     """
 
@@ -29,6 +30,7 @@ class LossHead:
         reduction: Reduction,
         targets: Sequence[Boundary],
         num_rows: Sequence[int],
+        device: torch.device,
         *,
         loss_scale: float = 1.0,
         output_dim: int | None = None,
@@ -36,6 +38,8 @@ class LossHead:
         self._reduction = reduction
         self._targets = targets
         self._num_rows = num_rows
+        self._total_rows = sum(num_rows)
+        self._device = device
         self._loss_scale = loss_scale
         self._output_dim = output_dim
         self._outputs: dict[int, Boundary] = {}
@@ -44,13 +48,10 @@ class LossHead:
 
     def __call__(self, microbatch: int, output: Any) -> Boundary:
         """The loss of one micro-batch, for the last stage to hold with its graph."""
-        packed = pack(output)
         if self._output_dim is not None:
-            self._outputs[microbatch] = packed.detached()
-        target = self._targets[microbatch]
-        if packed.tensors:
-            target = target.to(packed.tensors[0].device)
-        scalars = self._reduction.scalars(output, unpack(target))
+            self._outputs[microbatch] = pack(output).detached()
+        target = unpack(self._targets[microbatch].to(self._device))
+        scalars = self._reduction.scalars(output, target)
         self._scalars[microbatch] = tuple(scalar.detach() for scalar in scalars)
         return Boundary(list(scalars), None)
 
@@ -82,7 +83,7 @@ class LossHead:
     def _seed(self, num_rows: int, loss: Tensor) -> Tensor:
         # Even slices have at most two sizes: the tensors are made once, not once a micro-batch.
         if (num_rows, loss.dtype) not in self._seeds:
-            factor = self._loss_scale * self._reduction.seed(num_rows, sum(self._num_rows))
+            factor = self._loss_scale * self._reduction.seed(num_rows, self._total_rows)
             self._seeds[num_rows, loss.dtype] = torch.full_like(loss, factor)
         return self._seeds[num_rows, loss.dtype]
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from gpipe.execution.caller import CallerState
 from gpipe.execution.channel import Channel, Mailbox
-from gpipe.execution.interpreter import interpret
+from gpipe.execution.interpreter import Step, interpret
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.recorder import Recorder
-from gpipe.execution.skip_channel import Route, SkipChannel
+from gpipe.execution.skip_channel import Route, SkipChannel, SkipEnds
 from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import Action, Kind, Schedule
 from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.joint import with_skips
 from gpipe.stage.passage import Head
 from gpipe.stage.run import MiniBatchContext, StageRun
 from gpipe.stage.stage import Stage
@@ -49,13 +50,15 @@ class MiniBatch:
         self._caller = CallerState()
         self._channel = Channel(len(stages))
         self.recorder = Recorder(schedule.num_workers)
-        self._performers: dict[tuple[Kind, int], Callable[[int, Any], Any]] = {}
+        self._steps: dict[tuple[Kind, int], Step] = {}
         skips = SkipChannel(routes)
         for stage in stages:
             recomputed = schedule.recomputed_in(stage.index)
             is_last = stage.index == len(stages) - 1
             stage_head = self._seeding(head) if head and is_last else None
-            self._add(StageRun(stage, context, recomputed, stage_head, skips.ports(stage.index)))
+            ends = skips.ends(stage.index)
+            wrap = with_skips if ends else None
+            self._add(StageRun(stage, context, recomputed, stage_head, wrap), ends)
 
     def put_input(self, microbatch: int, inputs: Boundary) -> None:
         """What the first stage receives for its forward."""
@@ -93,19 +96,26 @@ class MiniBatch:
 
         return take_loss
 
-    def _add(self, run: StageRun) -> None:
-        stage = run.stage.index
-        self._performers[Kind.FORWARD, stage] = run.forward
-        self._performers[Kind.RECOMPUTE, stage] = run.recompute
-        self._performers[Kind.BACKWARD, stage] = self._caller.without_autocast(run.backward)
+    def _add(self, run: StageRun, ends: SkipEnds | None) -> None:
+        performers: dict[Kind, Callable[[int, Any], Any]] = {
+            Kind.FORWARD: ends.around_forward(run.forward) if ends else run.forward,
+            Kind.RECOMPUTE: run.recompute,
+            Kind.BACKWARD: self._caller.without_autocast(
+                ends.around_backward(run.backward) if ends else run.backward
+            ),
+        }
+        stage, channel = run.stage.index, self._channel
+        for kind, perform in performers.items():
+            source, target = channel.source(kind, stage), channel.target(kind, stage)
+            self._steps[kind, stage] = Step(source, perform, target)
 
     def _take_all(self, mailbox: Mailbox) -> list[Any]:
         return [mailbox.take(microbatch) for microbatch in range(self._schedule.num_microbatches)]
 
     def _run(self, rows: Rows) -> None:
         tasks = [
-            partial(interpret, worker, row, self._performers, self._channel, events)
-            for worker, (row, events) in enumerate(zip(rows, self.recorder.events, strict=True))
+            partial(interpret, row, self._steps, self._channel, records)
+            for row, records in zip(rows, self.recorder.rows, strict=True)
         ]
         self._executor.run(tasks, self._caller, self._channel.abort)
 

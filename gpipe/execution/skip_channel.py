@@ -1,12 +1,17 @@
 """Carries skips from stage to stage, and their gradients back."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from gpipe.execution.channel import Mailbox
 from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.joint import join_skips, part_gradients, part_skips
 
 __all__ = ["Route", "SkipChannel"]
+
+Forward = Callable[[int, Boundary], Boundary | None]
+Backward = Callable[[int, Gradients], Gradients]
 
 
 class Route(NamedTuple):
@@ -25,32 +30,6 @@ class _Way:
         self.gradients = Mailbox()
 
 
-class _Ports:
-    """One stage's ends of the ways; what it waits for has always been sent by then.
-
-    A skip is stashed before the boundary that its pop stage waits for, and its gradient is there
-    before that of the boundary that its stash stage waits for.
-    """
-
-    def __init__(self, ways: Mapping[Any, _Way], popped: Collection[Any]) -> None:
-        self._ways = ways
-        self._popped = popped
-
-    def receive(self, microbatch: int) -> dict[Any, Boundary]:
-        return {key: self._ways[key].values.take(microbatch) for key in self._popped}
-
-    def send(self, microbatch: int, skips: Mapping[Any, Boundary]) -> None:
-        for key, skip in skips.items():
-            self._ways[key].values.put(microbatch, skip)
-
-    def receive_gradients(self, microbatch: int, keys: Collection[Any]) -> list[Gradients]:
-        return [self._ways[key].gradients.take(microbatch) for key in keys]
-
-    def send_gradients(self, microbatch: int, gradients: Mapping[Any, Gradients]) -> None:
-        for key, gradient in gradients.items():
-            self._ways[key].gradients.put(microbatch, gradient)
-
-
 class SkipChannel:
     """The ways of all skips in one mini-batch."""
 
@@ -58,9 +37,56 @@ class SkipChannel:
         self._routes = routes
         self._ways = {route.key: _Way() for route in routes}
 
-    def ports(self, stage: int) -> _Ports | None:
-        """The stage's ends; None where no route begins or ends there."""
-        ends = [route for route in self._routes if stage in (route.stash_stage, route.pop_stage)]
-        if not ends:
+    def ends(self, stage: int) -> "SkipEnds | None":
+        """Those of one stage; None where no route begins or ends there."""
+        if not any(stage in (route.stash_stage, route.pop_stage) for route in self._routes):
             return None
-        return _Ports(self._ways, [route.key for route in ends if route.pop_stage == stage])
+        popped = [route.key for route in self._routes if route.pop_stage == stage]
+        return SkipEnds(self._ways, popped)
+
+
+class SkipEnds:
+    """One stage's ends of the ways of its skips, around the actions of the stage.
+
+    Nothing is ever waited for here: a skip is stashed before the boundary that its pop stage waits
+    for, and its gradient is there before that of the boundary that its stash stage waits for.
+    """
+
+    def __init__(self, ways: Mapping[Any, _Way], popped: Sequence[Any]) -> None:
+        self._ways = ways
+        self._popped = popped
+        self._received: dict[int, Any] = {}
+        self._sent: dict[int, list[Any]] = {}
+
+    def around_forward(self, forward: Forward) -> Forward:
+        """Add what is popped to what a forward gets, and send on what it has stashed."""
+
+        def wrapped(microbatch: int, received: Boundary) -> Boundary | None:
+            skips = {key: self._ways[key].values.take(microbatch) for key in self._popped}
+            joint = join_skips(received, skips)
+            self._received[microbatch] = joint.structure
+            sent = forward(microbatch, joint)
+            if sent is None:
+                return None
+            boundary, left = part_skips(sent)
+            self._sent[microbatch] = list(left)
+            for key, skip in left.items():
+                self._ways[key].values.put(microbatch, skip)
+            return boundary
+
+        return wrapped
+
+    def around_backward(self, backward: Backward) -> Backward:
+        """Add the gradients of what was stashed, and send back those of what was popped."""
+
+        def wrapped(microbatch: int, gradients: Gradients) -> Gradients:
+            sent = self._sent.pop(microbatch, [])
+            arrived = (self._ways[key].gradients.take(microbatch) for key in sent)
+            every = [*gradients, *chain.from_iterable(arrived)]
+            by_input = backward(microbatch, every)
+            main, skips = part_gradients(self._received.pop(microbatch), by_input)
+            for key, gradient in skips.items():
+                self._ways[key].gradients.put(microbatch, gradient)
+            return main
+
+        return wrapped

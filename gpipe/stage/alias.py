@@ -1,22 +1,13 @@
 """A layer's own leaves on the storages of its parameters."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 __all__ = ["Aliases"]
-
-
-class _Place(NamedTuple):
-    """Where a layer keeps a parameter: a dict or list that hangs on one of its modules."""
-
-    container: Any
-    key: Any
-    parameter: Parameter
-    alias: Parameter
 
 
 class Aliases:
@@ -30,26 +21,25 @@ class Aliases:
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
         self._aliases: dict[Parameter, Parameter] = {}
-        self._places: list[_Place] = []
 
     def swap_in(self) -> None:
         """Let the layer compute with the aliases; only parameters that require grad have one."""
         # A parameter that is gone must not be kept alive here, so only what is met again stays.
         known, self._aliases = self._aliases, {}
-        for container, key, parameter in _places(self._layer):
+        for container, key, parameter in list(_places(self._layer)):
             if parameter not in self._aliases:
                 self._aliases[parameter] = _renewed(parameter, known.get(parameter))
-            place = _Place(container, key, parameter, self._aliases[parameter])
-            self._places.append(place)
-        for container, key, _, alias in self._places:
-            container[key] = alias
+            container[key] = self._aliases[parameter]
 
     def swap_out(self) -> None:
-        """Give the layer its parameters back, wherever it has not put something else itself."""
-        for container, key, parameter, alias in self._places:
-            if container[key] is alias:
-                container[key] = parameter
-        self._places = []
+        """Give the layer its parameters back, wherever an alias is now.
+
+        That need not be where it was put: an RNN makes its list of weights anew in its forward.
+        """
+        parameters = {alias: parameter for parameter, alias in self._aliases.items()}
+        for container, key, alias in list(_places(self._layer)):
+            if alias in parameters:
+                container[key] = parameters[alias]
 
     def take_gradients(self) -> list[tuple[Parameter, Tensor]]:
         """The gradients that have come together since the last time, and forget them."""

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["NO_SKIPS", "Boundary", "Crossing", "Gradients", "pack", "unpack"]
+__all__ = ["Boundary", "Gradients", "pack", "unpack"]
+
+_ALIGNMENT_BYTES = 64  # every allocator of torch aligns at least so
 
 Gradients = list[Tensor | None]
 """The gradient of each tensor of a boundary, in its order; None where there is none."""
@@ -42,7 +44,7 @@ class Boundary(NamedTuple):
     """
 
     tensors: list[Tensor]
-    structure: Structure | None
+    structure: Any
 
     def resembles(self, other: "Boundary") -> bool:
         """Whether the structures are the same, and all that is no tensor is equal."""
@@ -62,30 +64,6 @@ class Boundary(NamedTuple):
             if tensor.device != device:
                 return Boundary([_moved(each, device) for each in self.tensors], self.structure)
         return self
-
-
-class Crossing(NamedTuple):
-    """All that crosses into a stage, or out of it: the boundary, and the skips by their keys."""
-
-    boundary: Boundary
-    skips: Mapping[Any, Boundary]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Those of the boundary, then those of the skips in their order."""
-        if not self.skips:
-            return self.boundary.tensors
-        boundaries = (self.boundary, *self.skips.values())
-        return [tensor for boundary in boundaries for tensor in boundary.tensors]
-
-    def copied(self) -> "Crossing":
-        """Copies of all, as `Boundary.copied` makes them."""
-        return Crossing(
-            self.boundary.copied(), {key: skip.copied() for key, skip in self.skips.items()}
-        )
-
-
-NO_SKIPS: Mapping[Any, Boundary] = {}
 
 
 def pack(value: Any) -> Boundary:
@@ -171,14 +149,24 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    # clone() keeps the strides of dense tensors only, and the bits of a kernel may depend on them.
     # Elements that share memory cannot be written to in place anyway.
-    if tensor.is_sparse or tensor.layout != torch.strided or _overlaps(tensor):
+    if tensor.layout != torch.strided or _overlaps(tensor):
         return tensor
-    same = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return same.copy_(tensor)
+    return _empty_like(tensor).copy_(tensor)
+
+
+@torch.no_grad()
+def _empty_like(tensor: Tensor) -> Tensor:
+    """Memory with the same strides and alignment: the bits that a kernel gives depend on both.
+
+    A layer's input is copied in its first mini-batch and perhaps not in its second, and a slice of
+    a mini-batch rarely starts where an allocation would.
+    """
+    start = tensor.data_ptr() % _ALIGNMENT_BYTES // tensor.element_size()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    memory = torch.empty(start + extent, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), start).detach()
 
 
 def _overlaps(tensor: Tensor) -> bool:

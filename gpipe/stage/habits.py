@@ -13,12 +13,15 @@ class Habits:
 
     Attributes:
         modifies_input: Whether they write into what they are given; None: not seen yet.
+        keeps_layout: Whether gradients of the inputs come with the strides of the inputs; None: not
+            seen yet.
         drawing: The positions of the layers that draw random numbers.
         knows_drawing: Whether a whole mini-batch has shown which layers draw.
         changing_buffers: The buffers that a forward changes; None: not seen yet.
     """
 
     modifies_input: bool | None = None
+    keeps_layout: bool | None = None
     drawing: set[int] = field(default_factory=set)
     knows_drawing: bool = False
     changing_buffers: set[Buffer] | None = None

@@ -2,18 +2,36 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpipe.stage.boundary import Boundary, pack
+from gpipe.stage.boundary import Boundary, pack, unpack
 from gpipe.stage.habits import Habits
 from gpipe.stage.randomness import Randomness
 from gpipe.stage.recompute import Recording
 from gpipe.stage.stage import Stage
 
-__all__ = ["Head", "Passage"]
+__all__ = ["Head", "How", "Passage", "Through"]
 
 Head = Callable[[int, Any], Boundary]
 """What follows the last stage, such as a loss: (micro-batch, output) -> what has a backward."""
+
+
+class How(NamedTuple):
+    """In what way values go through the layers.
+
+    Attributes:
+        action: The name of the action, for the note on an exception.
+        with_head: Whether the head takes the last output.
+        witness: What sees each layer's output, where a close look is taken.
+    """
+
+    action: str
+    with_head: bool
+    witness: Recording | None = None
+
+
+Through = Callable[[int, Boundary, How], Boundary]
+"""The way of a micro-batch's inputs to the outputs of the last layer, or of the head."""
 
 
 class Passage:
@@ -37,21 +55,14 @@ class Passage:
         self._head_draws: bool | None = None
         self._is_quiet = habits.knows_drawing and not habits.drawing
 
-    def through(
-        self, microbatch: int, value: Any, action: str, witness: Recording | None, with_head: bool
-    ) -> Boundary:
+    def through(self, microbatch: int, inputs: Boundary, how: How) -> Boundary:
         """Call layer after layer, and the head if it is its turn.
-
-        Args:
-            microbatch: The index of the micro-batch.
-            value: What the first layer gets.
-            action: The name of the action, for the note on an exception.
-            witness: What sees each layer's output, where a close look is taken.
-            with_head: Whether the head takes the last output.
 
         Raises:
             BaseException: What a layer raised, with a note of where and when.
         """
+        value = unpack(inputs)
+        witness = how.witness
         position = 0
         try:
             if self._is_quiet and witness is None:
@@ -64,11 +75,11 @@ class Passage:
                     if witness is not None:
                         witness.see(position, value)
                     position += 1
-            return self._finish(microbatch, value) if with_head else pack(value)
+            return self._finish(microbatch, value) if how.with_head else pack(value)
         except BaseException as error:
             at_layer = position < len(self._layers)
             name = self._stage.layer_name(position) if at_layer else "the loss"
-            error.add_note(self._stage.place(name, microbatch, action))
+            error.add_note(self._stage.place(name, microbatch, how.action))
             raise
 
     def _call(self, layer: Callable[[Any], Any], position: int, microbatch: int, value: Any) -> Any:

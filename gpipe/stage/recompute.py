@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -46,9 +46,9 @@ class Recording:
         self._shapes: list[torch.Size] = []
 
     @property
-    def looks_closely(self) -> bool:
-        """Whether `see` is to be called."""
-        return self._fingerprints is not None
+    def witness(self) -> Self | None:
+        """This, where it is to see each layer's output."""
+        return None if self._fingerprints is None else self
 
     def see(self, position: int, output: Any) -> None:
         """Note what the layer at this position gave, or compare it with what was noted.

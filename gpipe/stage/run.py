@@ -1,40 +1,25 @@
 """One stage during one mini-batch: its three actions."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
 from gpipe.stage.batchnorm import Collector
-from gpipe.stage.boundary import NO_SKIPS, Boundary, Crossing, Gradients, pack, unpack
-from gpipe.stage.passage import Head, Passage
+from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.capture import Capture
+from gpipe.stage.habits import Habits
+from gpipe.stage.passage import Head, How, Passage, Through
 from gpipe.stage.randomness import Randomness, generator_lock
 from gpipe.stage.recompute import Recording
-from gpipe.stage.skip import SkipStore, using
 from gpipe.stage.stage import Stage
 
-__all__ = ["MiniBatchContext", "SkipPorts", "StageRun"]
+__all__ = ["MiniBatchContext", "StageRun"]
 
 
 _NOTHING = nullcontext()
-
-
-class SkipPorts(Protocol):
-    """Where a stage's skips come from and go to, by their keys."""
-
-    def receive(self, microbatch: int) -> Mapping[Any, Boundary]:
-        """What earlier stages have stashed and this one pops."""
-
-    def send(self, microbatch: int, skips: Mapping[Any, Boundary]) -> None:
-        """What this stage has stashed and later ones pop."""
-
-    def receive_gradients(self, microbatch: int, keys: Collection[Any]) -> list[Gradients]:
-        """The gradients of what was sent."""
-
-    def send_gradients(self, microbatch: int, gradients: Mapping[Any, Gradients]) -> None:
-        """The gradients of what was received."""
 
 
 class MiniBatchContext(NamedTuple):
@@ -56,10 +41,11 @@ class MiniBatchContext(NamedTuple):
 class _Held(NamedTuple):
     """What a micro-batch leaves in a stage from its forward to its backward."""
 
-    inputs: Crossing
-    outputs: Crossing | None
+    inputs: Boundary
+    outputs: Boundary | None
     """With their graph; None between a forward that drops it and the recompute."""
-    recording: Recording | None = None
+    recording: Recording | None
+    capture: Capture | None
 
 
 class StageRun:
@@ -70,7 +56,7 @@ class StageRun:
         context: What holds for all stages.
         recomputed: The micro-batches whose graph is dropped and built again by a recompute.
         head: Called with the stage's output in the action that builds the graph of the backward.
-        ports: The ways of the skips; None where the stage neither stashes nor pops.
+        wrap: Changes how values go through the layers.
     """
 
     def __init__(
@@ -79,33 +65,41 @@ class StageRun:
         context: MiniBatchContext,
         recomputed: Collection[int] = frozenset(),
         head: Head | None = None,
-        ports: SkipPorts | None = None,
+        wrap: Callable[[Through], Through] | None = None,
     ) -> None:
         self.stage = stage
-        self._context = context
+        self._device = stage.device
+        self._looks_closely = context.looks_closely
+        self._keeps_graph = context.keeps_graph
         self._habits = stage.habits()
-        self._passage = Passage(stage, self._habits, context.randomness, head)
-        self._recomputed = frozenset(recomputed)
+        self._recomputed = recomputed
         self._has_head = head is not None
-        self._ports = ports
-        self._collector = context.collector
         self._held: dict[int, _Held] = {}
+        # Wrappers stand around the way through the layers only where there is something to do.
+        through: Through = Passage(stage, self._habits, context.randomness, head).through
+        if wrap is not None:
+            through = wrap(through)
+        if context.keeps_graph and self._habits.modifies_input is not False:
+            through = _on_copies(through, self._habits)
+        collector = context.collector
+        self._through = through if collector is None else _observed(through, collector)
+        self._repeated = through
+        # A layer's own checkpoint runs it again in its backward.
+        self._replaying = _nothing if collector is None else collector.replaying
+        self._how = How("forward", self._has_head)
 
     def forward(self, microbatch: int, received: Boundary) -> Boundary | None:
         """Run the layers; what the next stage gets, None where the head takes it."""
-        skips = NO_SKIPS if self._ports is None else self._ports.receive(microbatch)
-        inputs = Crossing(received.to(self.stage.device), skips)
+        inputs = received.to(self._device)
+        catches = self._keeps_graph and (self._looks_closely or not self._habits.keeps_layout)
+        capture = Capture.of(inputs) if catches else None
         if microbatch in self._recomputed:
-            outputs = self._forward_dropping(microbatch, inputs)
+            outputs = self._forward_dropping(microbatch, inputs, capture)
         else:
-            with self._observing(microbatch):
-                outputs = self._compute(microbatch, inputs, "forward", None, self._has_head)
-            if self._context.keeps_graph:
-                self._held[microbatch] = _Held(inputs, outputs)
-        if self._ports is not None:
-            sent = {key: skip.detached() for key, skip in outputs.skips.items()}
-            self._ports.send(microbatch, sent)
-        return None if self._has_head else outputs.boundary.detached()
+            outputs = self._through(microbatch, inputs, self._how)
+            if self._keeps_graph:
+                self._held[microbatch] = _Held(inputs, outputs, None, capture)
+        return None if self._has_head else outputs.detached()
 
     def recompute(self, microbatch: int, _: None = None) -> None:
         """Run the layers again on the same inputs, this time keeping the graph.
@@ -114,93 +108,76 @@ class StageRun:
             RuntimeError: They gave something else than in the forward.
         """
         held = self._held[microbatch]
-        inputs, recording = held.inputs, held.recording
+        inputs, recording, capture = held.inputs, held.recording, held.capture
         assert recording is not None, "a recompute without a forward that dropped its graph"
-        witness = recording if recording.looks_closely else None
+        how = How("recompute", self._has_head, recording.witness)
         with recording.replaying(), self._replaying():
-            outputs = self._compute(microbatch, inputs, "recompute", witness, self._has_head)
+            outputs = self._repeated(microbatch, inputs, how)
         if not self._has_head:
             recording.require_same_shapes(outputs.tensors)
-        self._held[microbatch] = _Held(inputs, outputs)
+        self._held[microbatch] = _Held(inputs, outputs, None, capture)
 
     def backward(self, microbatch: int, gradients: Gradients) -> Gradients:
         """Differentiate; the gradients of the inputs, for the stage before.
 
         The parameters' gradients are added to those of the layers' aliases.
         """
-        inputs, outputs, _ = self._held.pop(microbatch)
+        inputs, outputs, _, capture = self._held.pop(microbatch)
         assert outputs is not None, "a backward came before its recompute"
-        if self._ports is not None:
-            for skip in self._ports.receive_gradients(microbatch, outputs.skips):
-                gradients = [*gradients, *skip]
         try:
-            self._differentiate(outputs, gradients)
+            # A layer that draws may hold a checkpoint, whose backward sets the generator.
+            with generator_lock if self._habits.drawing else _NOTHING, self._replaying():
+                _differentiate(outputs.tensors, gradients)
         except BaseException as error:
             error.add_note(self.stage.place(self.stage.layer_range, microbatch, "backward"))
             raise
-        if self._ports is not None:
-            skips = {key: _gradients_of(skip) for key, skip in inputs.skips.items()}
-            self._ports.send_gradients(microbatch, skips)
-        return _gradients_of(inputs.boundary)
+        if capture is not None:
+            return capture.gradients(inputs, self._habits)
+        return [tensor.grad for tensor in inputs.tensors]
 
-    def _forward_dropping(self, microbatch: int, inputs: Crossing) -> Crossing:
-        recording = Recording(self.stage, self._habits, self._context.looks_closely)
-        witness = recording if recording.looks_closely else None
-        with self._observing(microbatch):
-            outputs = self._compute(microbatch, inputs, "forward", witness, with_head=False)
+    def _forward_dropping(
+        self, microbatch: int, inputs: Boundary, capture: Capture | None
+    ) -> Boundary:
+        """A forward of which only the inputs are held, and what its recompute must know."""
+        recording = Recording(self.stage, self._habits, self._looks_closely)
+        outputs = self._through(microbatch, inputs, How("forward", False, recording.witness))
         recording.finish(outputs.tensors)
-        self._held[microbatch] = _Held(inputs, None, recording)
+        self._held[microbatch] = _Held(inputs, None, recording, capture)
         return outputs
 
-    def _observing(self, microbatch: int) -> AbstractContextManager[None]:
-        return _NOTHING if self._collector is None else self._collector.observing(microbatch)
 
-    def _replaying(self) -> AbstractContextManager[None]:
-        return _NOTHING if self._collector is None else self._collector.replaying()
+def _nothing() -> AbstractContextManager[None]:
+    return _NOTHING
 
-    def _compute(
-        self,
-        microbatch: int,
-        inputs: Crossing,
-        action: str,
-        witness: Recording | None,
-        with_head: bool,
-    ) -> Crossing:
-        habits = self._habits
-        if not self._context.keeps_graph or habits.modifies_input is False:
-            return self._through(microbatch, inputs, action, witness, with_head)
-        # What a layer writes into must be neither a leaf nor what a recompute starts from.
+
+def _on_copies(through: Through, habits: Habits) -> Through:
+    """Give the layers copies: what they write into must be no leaf, and no recompute's start."""
+
+    def wrapped(microbatch: int, inputs: Boundary, how: How) -> Boundary:
         copies = inputs.copied()
         versions = [tensor._version for tensor in copies.tensors]
-        outputs = self._through(microbatch, copies, action, witness, with_head)
+        outputs = through(microbatch, copies, how)
         modified = versions != [tensor._version for tensor in copies.tensors]
         habits.modifies_input = modified or bool(habits.modifies_input)
         return outputs
 
-    def _through(self, microbatch: int, inputs: Crossing, *how: Any) -> Crossing:
-        value = unpack(inputs.boundary)
-        if self._ports is None:
-            return Crossing(self._passage.through(microbatch, value, *how), NO_SKIPS)
-        store = SkipStore({key: unpack(skip) for key, skip in inputs.skips.items()})
-        with using(store):
-            boundary = self._passage.through(microbatch, value, *how)
-        return Crossing(boundary, {key: pack(skip) for key, skip in store.left().items()})
+    return wrapped
 
-    def _differentiate(self, outputs: Crossing, gradients: Gradients) -> None:
-        if not self._habits.drawing:
-            _differentiate(outputs.tensors, gradients)
-            return
-        # A layer that draws may hold a checkpoint, which sets the generator in its backward.
-        with generator_lock:
-            _differentiate(outputs.tensors, gradients)
+
+def _observed(through: Through, collector: Collector) -> Through:
+    def wrapped(microbatch: int, inputs: Boundary, how: How) -> Boundary:
+        with collector.observing(microbatch):
+            return through(microbatch, inputs, how)
+
+    return wrapped
 
 
 def _differentiate(outputs: list[Tensor], gradients: Gradients) -> None:
     roots, seeds = [], []
     for output, gradient in zip(outputs, gradients, strict=True):
         if gradient is not None and output.requires_grad:
-            roots.append(output)
             is_here = gradient.device == output.device
+            roots.append(output)
             seeds.append(gradient if is_here else gradient.to(output.device))
     if roots:
         # `torch.autograd.backward` without its checks of what we made ourselves: they cost as much
@@ -214,7 +191,3 @@ def _differentiate(outputs: list[Tensor], gradients: Gradients) -> None:
             allow_unreachable=True,
             accumulate_grad=True,
         )
-
-
-def _gradients_of(boundary: Boundary) -> Gradients:
-    return [tensor.grad for tensor in boundary.tensors]

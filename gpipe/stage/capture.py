@@ -1,0 +1,47 @@
+"""Gradients of a stage's inputs, in the memory layout in which they come."""
+
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.habits import Habits
+
+__all__ = ["Capture"]
+
+
+class Capture(NamedTuple):
+    """Catches the gradients of a boundary's tensors on their way to `.grad`.
+
+    Between two layers of one stage a gradient keeps whatever strides it has. A leaf would change
+    them to its own, and sums over it would have other bits than where the model is not cut.
+    """
+
+    caught: dict[int, Tensor]
+
+    @classmethod
+    def of(cls, inputs: Boundary) -> "Capture":
+        """Begin to catch, before the inputs are used."""
+        capture = cls({})
+        for position, tensor in enumerate(inputs.tensors):
+            if tensor.requires_grad:
+                catch = partial(capture.caught.__setitem__, position)
+                tensor.register_hook(catch)  # type: ignore[no-untyped-call]
+        return capture
+
+    def gradients(self, inputs: Boundary, habits: Habits) -> Gradients:
+        """What was caught for each tensor, and a note of whether it had to be."""
+        irregular = any(
+            not _same_layout(gradient, inputs.tensors[position])
+            for position, gradient in self.caught.items()
+        )
+        habits.keeps_layout = not irregular and habits.keeps_layout is not False
+        return [self.caught.get(position) for position in range(len(inputs.tensors))]
+
+
+def _same_layout(gradient: Tensor, tensor: Tensor) -> bool:
+    if gradient.layout != tensor.layout:
+        return False
+    strides = zip(tensor.shape, gradient.stride(), tensor.stride(), strict=True)
+    return all(mine == other for size, mine, other in strides if size > 1)
