@@ -52,13 +52,13 @@ class LossHead:
             self._outputs[microbatch] = pack(output).detached()
         target = unpack(self._targets[microbatch].to(self._device))
         scalars = self._reduction.scalars(output, target)
-        self._scalars[microbatch] = tuple(scalar.detach() for scalar in scalars)
+        self._scalars[microbatch] = tuple([scalar.detach() for scalar in scalars])
         return Boundary(list(scalars), None)
 
     def gradients(self, microbatch: int) -> Gradients:
         """What enters the last stage's backward of one micro-batch: the loss's own gradient."""
         loss, *others = self._scalars[microbatch]
-        return [self._seed(self._num_rows[microbatch], loss), *(None for _ in others)]
+        return [self._seed(self._num_rows[microbatch], loss), *[None] * len(others)]
 
     def total(self) -> Tensor:
         """The loss of the mini-batch, without a graph."""

@@ -181,7 +181,8 @@ def _pieces(tensor: Tensor, dim: int | None, num_microbatches: int) -> list[Tens
         if dim is None:
             pieces = [tensor.detach() for _ in range(num_microbatches)]
         else:
-            pieces = list(tensor.detach().tensor_split(num_microbatches, dim))
+            sizes = slice_sizes(tensor.shape[dim], num_microbatches)
+            pieces = list(torch.split(tensor, sizes, dim))
     return [piece.requires_grad_() for piece in pieces] if tensor.requires_grad else pieces
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.variable import Variable
 
 from gpipe.stage.batchnorm import Collector
 from gpipe.stage.boundary import Boundary, Gradients
@@ -20,6 +20,7 @@ __all__ = ["MiniBatchContext", "StageRun"]
 
 
 _NOTHING = nullcontext()
+_run_backward = Variable._execution_engine.run_backward
 
 
 class MiniBatchContext(NamedTuple):
@@ -84,15 +85,16 @@ class StageRun:
         collector = context.collector
         self._through = through if collector is None else _observed(through, collector)
         self._repeated = through
-        # A layer's own checkpoint runs it again in its backward.
         self._replaying = _nothing if collector is None else collector.replaying
         self._how = How("forward", self._has_head)
+        self._catches = context.keeps_graph and (
+            context.looks_closely or not self._habits.keeps_layout
+        )
 
     def forward(self, microbatch: int, received: Boundary) -> Boundary | None:
         """Run the layers; what the next stage gets, None where the head takes it."""
         inputs = received.to(self._device)
-        catches = self._keeps_graph and (self._looks_closely or not self._habits.keeps_layout)
-        capture = Capture.of(inputs) if catches else None
+        capture = Capture.of(inputs) if self._catches else None
         if microbatch in self._recomputed:
             outputs = self._forward_dropping(microbatch, inputs, capture)
         else:
@@ -125,8 +127,9 @@ class StageRun:
         inputs, outputs, _, capture = self._held.pop(microbatch)
         assert outputs is not None, "a backward came before its recompute"
         try:
-            # A layer that draws may hold a checkpoint, whose backward sets the generator.
-            with generator_lock if self._habits.drawing else _NOTHING, self._replaying():
+            if self._habits.drawing or self._replaying is not _nothing:
+                self._differentiate_alone(outputs.tensors, gradients)
+            else:
                 _differentiate(outputs.tensors, gradients)
         except BaseException as error:
             error.add_note(self.stage.place(self.stage.layer_range, microbatch, "backward"))
@@ -134,6 +137,12 @@ class StageRun:
         if capture is not None:
             return capture.gradients(inputs, self._habits)
         return [tensor.grad for tensor in inputs.tensors]
+
+    def _differentiate_alone(self, outputs: list[Tensor], gradients: Gradients) -> None:
+        # A layer may hold a checkpoint of its own, which runs parts of it again here: it sets the
+        # default generator if it draws, and normalises once more if it is a norm.
+        with generator_lock if self._habits.drawing else _NOTHING, self._replaying():
+            _differentiate(outputs, gradients)
 
     def _forward_dropping(
         self, microbatch: int, inputs: Boundary, capture: Capture | None
@@ -181,13 +190,6 @@ def _differentiate(outputs: list[Tensor], gradients: Gradients) -> None:
             seeds.append(gradient if is_here else gradient.to(output.device))
     if roots:
         # `torch.autograd.backward` without its checks of what we made ourselves: they cost as much
-        # as the backward of a small layer (15 of 43 microseconds).
-        _engine_run_backward(
-            tuple(roots),
-            tuple(seeds),
-            False,
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        # as the backward of a small layer (15 of 43 microseconds). The last two: unreachable
+        # inputs are fine, and leaves keep their gradients.
+        _run_backward(tuple(roots), tuple(seeds), False, False, (), True, True)
