@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,14 @@ from gpipe import GPipe
 SCHEDULES = ("fill_drain", "1f1b")
 CHECKPOINT_MODES = ("never", "except_last", "always")
 FACES = ("backward", "step")
+
+# `model(x)` is fill-drain whatever the schedule.
+WAYS = [
+    (face, schedule, checkpoint)
+    for face, schedule, checkpoint in product(FACES, SCHEDULES, CHECKPOINT_MODES)
+    if face == "step" or schedule == "fill_drain"
+]
+over_all_ways = pytest.mark.parametrize(("face", "schedule", "checkpoint"), WAYS)
 
 
 def mlp(num_layers: int = 7, width: int = 6) -> nn.Sequential:
@@ -43,7 +53,7 @@ def take_gradients(module: nn.Module) -> dict[str, Tensor | None]:
 def relative_difference(a: Tensor, b: Tensor) -> float:
     """The largest difference over the largest value."""
     scale = max(a.abs().max().item(), b.abs().max().item(), 1e-300)
-    return ((a - b).abs().max() / scale).item()
+    return (a - b).abs().max().item() / scale
 
 
 @contextmanager

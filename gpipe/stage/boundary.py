@@ -50,6 +50,11 @@ class Boundary(NamedTuple):
         """Whether the structures are the same, and all that is no tensor is equal."""
         return len(self.tensors) == len(other.tensors) and _same(self.structure, other.structure)
 
+    def versions(self) -> list[int]:
+        """A number for each tensor that grows with each write into it."""
+        # Inference tensors have none, and outside inference mode nothing writes into them.
+        return [-1 if tensor.is_inference() else tensor._version for tensor in self.tensors]
+
     def detached(self) -> "Boundary":
         """The same values as leaves: each asks for a gradient where the original had one."""
         return Boundary([_leaf(tensor) for tensor in self.tensors], self.structure)

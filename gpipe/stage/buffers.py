@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Buffer", "Copies", "all_buffers", "changed_since", "copies_of", "replaced"]
+__all__ = ["Buffer", "Copies", "all_buffers", "changed_since", "copies_of", "marks_of", "replaced"]
 
 
 class Buffer(NamedTuple):
@@ -20,6 +20,12 @@ class Buffer(NamedTuple):
     def value(self) -> Tensor | None:
         """What is there now."""
         return self.module._buffers.get(self.name)
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Changes when another tensor is put here, or this one written to so that torch sees it."""
+        value = self.value
+        return id(value), -1 if value is None or value.is_inference() else value._version
 
 
 Copies = list[tuple[Buffer, Tensor | None]]
@@ -36,6 +42,11 @@ def all_buffers(layers: Iterable[nn.Module]) -> list[Buffer]:
 def copies_of(buffers: Iterable[Buffer]) -> Copies:
     """What is in the buffers now, to be kept."""
     return [(buffer, None if buffer.value is None else buffer.value.clone()) for buffer in buffers]
+
+
+def marks_of(buffers: Iterable[Buffer]) -> list[tuple[Buffer, tuple[int, int]]]:
+    """What tells cheaply, though not in every case, that a buffer has changed."""
+    return [(buffer, buffer.mark) for buffer in buffers]
 
 
 def changed_since(copies: Copies) -> set[Buffer]:

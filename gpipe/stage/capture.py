@@ -3,6 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from gpipe.stage.boundary import Boundary, Gradients
@@ -32,16 +33,23 @@ class Capture(NamedTuple):
 
     def gradients(self, inputs: Boundary, habits: Habits) -> Gradients:
         """What was caught for each tensor, and a note of whether it had to be."""
-        irregular = any(
-            not _same_layout(gradient, inputs.tensors[position])
+        layouts = [
+            _same_layout(gradient, inputs.tensors[position])
             for position, gradient in self.caught.items()
-        )
-        habits.keeps_layout = not irregular and habits.keeps_layout is not False
+        ]
+        if False in layouts:
+            habits.keeps_layout = False
+        elif layouts and None not in layouts and habits.keeps_layout is None:
+            habits.keeps_layout = True
         return [self.caught.get(position) for position in range(len(inputs.tensors))]
 
 
-def _same_layout(gradient: Tensor, tensor: Tensor) -> bool:
-    if gradient.layout != tensor.layout:
+def _same_layout(gradient: Tensor, tensor: Tensor) -> bool | None:
+    """Whether both have the same strides; None where that says nothing of other batches."""
+    if gradient.layout != torch.strided or tensor.layout != torch.strided:
         return False
     strides = zip(tensor.shape, gradient.stride(), tensor.stride(), strict=True)
-    return all(mine == other for size, mine, other in strides if size > 1)
+    if any(mine != other for size, mine, other in strides if size > 1):
+        return False
+    # Along a dimension of one element any stride will do, and a larger batch may show another.
+    return None if 1 in tensor.shape else True

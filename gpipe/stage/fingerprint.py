@@ -1,5 +1,6 @@
 """A short stand-in for a layer's output, to compare two forwards by."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,12 @@ def fingerprint(value: Any) -> Fingerprint:
     Each element has a weight of its own, so that equal elements at other places count as different;
     NaN equals itself.
     """
-    return tuple(_of(tensor.detach()) for tensor in pack(value).tensors)
+    tensors = (tensor.detach() for tensor in pack(value).tensors)
+    return tuple(_of(part) for tensor in tensors for part in _parts(tensor))
+
+
+def _parts(tensor: Tensor) -> Sequence[Tensor]:
+    return tensor.unbind() if tensor.is_nested else (tensor,)
 
 
 def _of(tensor: Tensor) -> _TensorPrint:

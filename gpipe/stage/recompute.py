@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
-from gpipe.stage.buffers import Copies, all_buffers, changed_since, copies_of, replaced
+from gpipe.stage.buffers import Buffer, Copies, changed_since, copies_of, marks_of, replaced
 from gpipe.stage.fingerprint import Fingerprint, fingerprint
 from gpipe.stage.habits import Habits
 from gpipe.stage.stage import Stage
@@ -32,18 +31,22 @@ class Recording:
     Args:
         stage: Whose forward it is.
         habits: What is known of the stage.
+        buffers: All buffers of its layers.
         looks_closely: Whether each layer's output is compared, and not only the last one's shapes.
     """
 
-    def __init__(self, stage: Stage, habits: Habits, looks_closely: bool) -> None:
+    def __init__(
+        self, stage: Stage, habits: Habits, buffers: Sequence[Buffer], looks_closely: bool
+    ) -> None:
         self._stage = stage
         self._habits = habits
         self._learns = looks_closely or habits.changing_buffers is None
-        changing = habits.changing_buffers or ()
-        buffers = all_buffers(stage.layers) if self._learns else changing
-        self._buffers: Copies = copies_of(buffers)
+        changing = habits.changing_buffers or set()
+        still = [] if self._learns else [buffer for buffer in buffers if buffer not in changing]
+        self._buffers: Copies = copies_of(buffers if self._learns else changing)
+        self._still = marks_of(still)
         self._fingerprints: list[Fingerprint] | None = [] if looks_closely else None
-        self._shapes: list[torch.Size] = []
+        self._shapes: list[Any] = []
 
     @property
     def witness(self) -> Self | None:
@@ -69,8 +72,13 @@ class Recording:
             )
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
-        """Take in what the forward has left."""
-        self._shapes = [tensor.shape for tensor in outputs]
+        """Take in what the forward has left.
+
+        Raises:
+            RuntimeError: A buffer has changed that had not in any forward before.
+        """
+        self._shapes = [_shape(tensor) for tensor in outputs]
+        self._require_still()
         if self._learns:
             known = self._habits.changing_buffers or set()
             changing = self._habits.changing_buffers = known | changed_since(self._buffers)
@@ -92,11 +100,26 @@ class Recording:
         Raises:
             RuntimeError: With both.
         """
-        shapes = [tensor.shape for tensor in outputs]
+        shapes = [_shape(tensor) for tensor in outputs]
         if shapes != self._shapes:
-            found, expected = ([tuple(shape) for shape in s] for s in (shapes, self._shapes))
             raise RuntimeError(
-                f"{self._stage.layer_range} gave tensors of shapes {found} in a recompute and "
-                f"{expected} in its forward. "
+                f"{self._stage.layer_range} gave tensors of shapes {shapes} in a recompute and "
+                f"{self._shapes} in its forward. "
                 "Let them do the same twice, or choose checkpoint='never'."
             )
+
+    def _require_still(self) -> None:
+        moved = [buffer for buffer, mark in self._still if buffer.mark != mark]
+        if moved:
+            self._habits.changing_buffers = (self._habits.changing_buffers or set()) | set(moved)
+            names = ", ".join(f"{type(buffer.module).__name__}.{buffer.name}" for buffer in moved)
+            raise RuntimeError(
+                f"A forward of {self._stage.layer_range} changed the buffer {names}, which no "
+                "forward had done before. A recompute would count it twice, so this mini-batch is "
+                "refused. Run it again: the buffer is put back for recomputes from now on."
+            )
+
+
+def _shape(tensor: Tensor) -> Any:
+    # The ragged size of a nested tensor is a new symbol each time.
+    return "nested" if tensor.is_nested else tuple(tensor.shape)

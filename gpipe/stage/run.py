@@ -9,6 +9,7 @@ from torch.autograd.variable import Variable
 
 from gpipe.stage.batchnorm import Collector
 from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.buffers import all_buffers
 from gpipe.stage.capture import Capture
 from gpipe.stage.habits import Habits
 from gpipe.stage.passage import Head, How, Passage, Through
@@ -74,14 +75,16 @@ class StageRun:
         self._keeps_graph = context.keeps_graph
         self._habits = stage.habits()
         self._recomputed = recomputed
+        self._buffers = all_buffers(stage.layers) if recomputed else []
         self._has_head = head is not None
         self._held: dict[int, _Held] = {}
         # Wrappers stand around the way through the layers only where there is something to do.
         through: Through = Passage(stage, self._habits, context.randomness, head).through
         if wrap is not None:
             through = wrap(through)
-        if context.keeps_graph and self._habits.modifies_input is not False:
-            through = _on_copies(through, self._habits)
+        if context.keeps_graph:
+            guard = _on_inputs if self._habits.modifies_input is False else _on_copies
+            through = guard(through, self._habits)
         collector = context.collector
         self._through = through if collector is None else _observed(through, collector)
         self._repeated = through
@@ -148,7 +151,7 @@ class StageRun:
         self, microbatch: int, inputs: Boundary, capture: Capture | None
     ) -> Boundary:
         """A forward of which only the inputs are held, and what its recompute must know."""
-        recording = Recording(self.stage, self._habits, self._looks_closely)
+        recording = Recording(self.stage, self._habits, self._buffers, self._looks_closely)
         outputs = self._through(microbatch, inputs, How("forward", False, recording.witness))
         recording.finish(outputs.tensors)
         self._held[microbatch] = _Held(inputs, None, recording, capture)
@@ -164,10 +167,32 @@ def _on_copies(through: Through, habits: Habits) -> Through:
 
     def wrapped(microbatch: int, inputs: Boundary, how: How) -> Boundary:
         copies = inputs.copied()
-        versions = [tensor._version for tensor in copies.tensors]
+        versions = copies.versions()
         outputs = through(microbatch, copies, how)
-        modified = versions != [tensor._version for tensor in copies.tensors]
-        habits.modifies_input = modified or bool(habits.modifies_input)
+        habits.modifies_input = versions != copies.versions() or bool(habits.modifies_input)
+        return outputs
+
+    return wrapped
+
+
+def _on_inputs(through: Through, habits: Habits) -> Through:
+    """Give the layers the inputs themselves, which they have always left alone so far."""
+
+    def wrapped(microbatch: int, inputs: Boundary, how: How) -> Boundary:
+        versions = inputs.versions()
+        try:
+            outputs = through(microbatch, inputs, how)
+        except BaseException:
+            # It may be torch's own error about writing into a leaf: next time there are copies.
+            habits.modifies_input = None
+            raise
+        if versions != inputs.versions():
+            habits.modifies_input = True
+            raise RuntimeError(
+                "A layer wrote into the input of its stage in place, which it had not done before. "
+                "What was there is lost, so this mini-batch is refused. Run it again: the layer "
+                "gets copies from now on."
+            )
         return outputs
 
     return wrapped

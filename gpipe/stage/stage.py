@@ -51,7 +51,7 @@ class Stage:
 
     def habits(self) -> Habits:
         """What is known of the layers in the mode, training or not, that they are in now."""
-        mode = tuple(layer.training for layer in self.layers)
+        mode = tuple([module.training for layer in self.layers for module in layer.modules()])
         return self._habits.setdefault(mode, Habits())
 
     def forget_habits(self) -> None:

@@ -154,10 +154,10 @@ def run_workers(watch: Watch) -> None:
 
 
 def run_pipeline(watch: Watch) -> None:
-    submit = watch.submitting(run._engine_run_backward)
+    submit = watch.submitting(run._run_backward)
     with (
         mock.patch.object(engine, "join", watch.join),
-        mock.patch.object(run, "_engine_run_backward", submit),
+        mock.patch.object(run, "_run_backward", submit),
     ):
         for checkpoint in CHECKPOINT_MODES:
             check_pipeline("backward", checkpoint, "fill_drain")
