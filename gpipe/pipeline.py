@@ -275,14 +275,24 @@ def _require_sequential(module: object) -> None:
         )
     if len(module) == 0:
         raise ValueError("module has no layer. Give the nn.Sequential at least one.")
-    names: dict[nn.Module, str] = {}
-    for name, layer in module._modules.items():
-        if layer in names:
-            raise ValueError(
-                f"Layers {names[layer]!r} and {name!r} are the same module, which cannot live in "
-                "two stages. Make two modules and let them share parameters: b.weight = a.weight."
-            )
-        names[layer] = name
+    _refuse_shared_modules(module)
+
+
+def _refuse_shared_modules(sequential: nn.Sequential) -> None:
+    """Refuse one module in two layers: it cannot live on two devices, nor have two gradients."""
+    layer_of: dict[nn.Module, str] = {}
+    for name, layer in sequential._modules.items():
+        assert layer is not None
+        for module in layer.modules():
+            other = layer_of.setdefault(module, name)
+            # What has no parameters, such as an activation, may be shared.
+            if other != name and (module is layer or module._parameters):
+                what = "the same module" if module is layer else f"one {type(module).__name__}"
+                raise ValueError(
+                    f"Layers {other!r} and {name!r} are or contain {what}, which cannot live in "
+                    "two stages. Make two modules and let them share parameters: "
+                    "b.weight = a.weight."
+                )
 
 
 def _warn_of_replicas() -> None:

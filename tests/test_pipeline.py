@@ -61,8 +61,18 @@ def test_a_sequential_with_a_forward_of_its_own_is_refused():
 
 def test_one_module_at_two_places_is_refused_with_the_remedy():
     layer = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"'0' and '2' are the same module.*b\.weight = a\.weight"):
+    with pytest.raises(
+        ValueError, match=r"'0' and '2' are.*the same module.*b\.weight = a\.weight"
+    ):
         GPipe(nn.Sequential(layer, nn.Tanh(), layer), [1, 2])
+
+
+def test_one_module_inside_two_layers_is_refused_unless_it_has_nothing_to_train():
+    shared = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"'0' and '1' are or contain one Linear"):
+        GPipe(nn.Sequential(nn.Sequential(shared), nn.Sequential(nn.Tanh(), shared)), [1, 1])
+    activation = nn.Tanh()
+    GPipe(nn.Sequential(nn.Sequential(activation), nn.Sequential(activation)), [1, 1])
 
 
 def test_an_empty_sequential_is_refused():

@@ -55,7 +55,7 @@ class MiniBatch:
         for stage in stages:
             recomputed = schedule.recomputed_in(stage.index)
             is_last = stage.index == len(stages) - 1
-            stage_head = self._seeding(head) if head and is_last else None
+            stage_head = _seeding(head, self._channel) if head and is_last else None
             ends = skips.ends(stage.index)
             wrap = with_skips if ends else None
             self._add(StageRun(stage, context, recomputed, stage_head, wrap), ends)
@@ -88,14 +88,6 @@ class MiniBatch:
         """Run what `run_forwards` has left."""
         self._run([list(dropwhile(_is_forward, row)) for row in self._schedule.rows])
 
-    def _seeding(self, head: LossHead) -> Head:
-        def take_loss(microbatch: int, output: Any) -> Boundary:
-            loss = head(microbatch, output)
-            self.put_gradients(microbatch, head.gradients(microbatch))
-            return loss
-
-        return take_loss
-
     def _add(self, run: StageRun, ends: SkipEnds | None) -> None:
         performers: dict[Kind, Callable[[int, Any], Any]] = {
             Kind.FORWARD: ends.around_forward(run.forward) if ends else run.forward,
@@ -118,6 +110,18 @@ class MiniBatch:
             for row, records in zip(rows, self.recorder.rows, strict=True)
         ]
         self._executor.run(tasks, self._caller, self._channel.abort)
+
+
+def _seeding(head: LossHead, channel: Channel) -> Head:
+    """The head, which also lets the gradient of each loss enter the last stage."""
+
+    # It must not refer to the mini-batch: in a circle, what a failure leaves would live on.
+    def take_loss(microbatch: int, output: Any) -> Boundary:
+        loss = head(microbatch, output)
+        channel.backward[-1].put(microbatch, head.gradients(microbatch))
+        return loss
+
+    return take_loss
 
 
 def _is_forward(action: Action) -> bool:

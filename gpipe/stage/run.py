@@ -4,9 +4,6 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from torch import Tensor
-from torch.autograd.variable import Variable
-
 from gpipe.stage.batchnorm import Collector
 from gpipe.stage.boundary import Boundary, Gradients
 from gpipe.stage.buffers import all_buffers
@@ -15,13 +12,13 @@ from gpipe.stage.habits import Habits
 from gpipe.stage.passage import Head, How, Passage, Through
 from gpipe.stage.randomness import Randomness, generator_lock
 from gpipe.stage.recompute import Recording
+from gpipe.stage.roots import Root, differentiate, roots_of
 from gpipe.stage.stage import Stage
 
 __all__ = ["MiniBatchContext", "StageRun"]
 
 
 _NOTHING = nullcontext()
-_run_backward = Variable._execution_engine.run_backward
 
 
 class MiniBatchContext(NamedTuple):
@@ -44,8 +41,8 @@ class _Held(NamedTuple):
     """What a micro-batch leaves in a stage from its forward to its backward."""
 
     inputs: Boundary
-    outputs: Boundary | None
-    """With their graph; None between a forward that drops it and the recompute."""
+    roots: list[Root | None] | None
+    """One for each output; None between a forward that drops the graph and its recompute."""
     recording: Recording | None
     capture: Capture | None
 
@@ -103,7 +100,7 @@ class StageRun:
         else:
             outputs = self._through(microbatch, inputs, self._how)
             if self._keeps_graph:
-                self._held[microbatch] = _Held(inputs, outputs, None, capture)
+                self._held[microbatch] = _Held(inputs, roots_of(outputs), None, capture)
         return None if self._has_head else outputs.detached()
 
     def recompute(self, microbatch: int, _: None = None) -> None:
@@ -120,20 +117,20 @@ class StageRun:
             outputs = self._repeated(microbatch, inputs, how)
         if not self._has_head:
             recording.require_same_shapes(outputs.tensors)
-        self._held[microbatch] = _Held(inputs, outputs, None, capture)
+        self._held[microbatch] = _Held(inputs, roots_of(outputs), None, capture)
 
     def backward(self, microbatch: int, gradients: Gradients) -> Gradients:
         """Differentiate; the gradients of the inputs, for the stage before.
 
         The parameters' gradients are added to those of the layers' aliases.
         """
-        inputs, outputs, _, capture = self._held.pop(microbatch)
-        assert outputs is not None, "a backward came before its recompute"
+        inputs, roots, _, capture = self._held.pop(microbatch)
+        assert roots is not None, "a backward came before its recompute"
         try:
             if self._habits.drawing or self._replaying is not _nothing:
-                self._differentiate_alone(outputs.tensors, gradients)
+                self._differentiate_alone(roots, gradients)
             else:
-                _differentiate(outputs.tensors, gradients)
+                differentiate(roots, gradients)
         except BaseException as error:
             error.add_note(self.stage.place(self.stage.layer_range, microbatch, "backward"))
             raise
@@ -141,11 +138,11 @@ class StageRun:
             return capture.gradients(inputs, self._habits)
         return [tensor.grad for tensor in inputs.tensors]
 
-    def _differentiate_alone(self, outputs: list[Tensor], gradients: Gradients) -> None:
+    def _differentiate_alone(self, roots: list[Root | None], gradients: Gradients) -> None:
         # A layer may hold a checkpoint of its own, which runs parts of it again here: it sets the
         # default generator if it draws, and normalises once more if it is a norm.
         with generator_lock if self._habits.drawing else _NOTHING, self._replaying():
-            _differentiate(outputs, gradients)
+            differentiate(roots, gradients)
 
     def _forward_dropping(
         self, microbatch: int, inputs: Boundary, capture: Capture | None
@@ -204,17 +201,3 @@ def _observed(through: Through, collector: Collector) -> Through:
             return through(microbatch, inputs, how)
 
     return wrapped
-
-
-def _differentiate(outputs: list[Tensor], gradients: Gradients) -> None:
-    roots, seeds = [], []
-    for output, gradient in zip(outputs, gradients, strict=True):
-        if gradient is not None and output.requires_grad:
-            is_here = gradient.device == output.device
-            roots.append(output)
-            seeds.append(gradient if is_here else gradient.to(output.device))
-    if roots:
-        # `torch.autograd.backward` without its checks of what we made ourselves: they cost as much
-        # as the backward of a small layer (15 of 43 microseconds). The last two: unreachable
-        # inputs are fine, and leaves keep their gradients.
-        _run_backward(tuple(roots), tuple(seeds), False, False, (), True, True)

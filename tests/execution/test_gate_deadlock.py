@@ -33,7 +33,7 @@ from torch.testing import assert_close
 from gpipe import GPipe
 from gpipe.execution import engine, gate
 from gpipe.execution.gate import Drain
-from gpipe.stage import run
+from gpipe.stage import roots
 from gpipe.stage.boundary import Gradients
 from tests.execution.one_device import DEVICE, register
 from tests.members import CHECKPOINT_MODES, SCHEDULES, mlp, train_once
@@ -154,10 +154,10 @@ def run_workers(watch: Watch) -> None:
 
 
 def run_pipeline(watch: Watch) -> None:
-    submit = watch.submitting(run._run_backward)
+    submit = watch.submitting(roots._run_backward)
     with (
         mock.patch.object(engine, "join", watch.join),
-        mock.patch.object(run, "_run_backward", submit),
+        mock.patch.object(roots, "_run_backward", submit),
     ):
         for checkpoint in CHECKPOINT_MODES:
             check_pipeline("backward", checkpoint, "fill_drain")

@@ -1,0 +1,55 @@
+"""Where a stage's backward begins."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.variable import Variable
+
+from gpipe.stage.boundary import Boundary, Gradients
+
+__all__ = ["Root", "differentiate", "roots_of"]
+
+_PythonNode = torch._C._FunctionBase
+_run_backward = Variable._execution_engine.run_backward
+
+
+class Root(NamedTuple):
+    """The place of an output in the graph, without its memory, which only the next stage needs."""
+
+    edge: GradientEdge
+    device: torch.device
+
+
+def roots_of(outputs: Boundary) -> list[Root | None]:
+    """A root for each output; None where it has no graph."""
+    return [_root(tensor) for tensor in outputs.tensors]
+
+
+def differentiate(roots: list[Root | None], gradients: Gradients) -> None:
+    """Run the backward from these roots; each leaf adds its gradient to its `.grad`.
+
+    Args:
+        roots: Those of a stage's outputs.
+        gradients: One for each, None where there is none.
+    """
+    edges, seeds = [], []
+    for root, gradient in zip(roots, gradients, strict=True):
+        if gradient is not None and root is not None:
+            edges.append(root.edge)
+            seeds.append(gradient if gradient.device == root.device else gradient.to(root.device))
+    if edges:
+        # `torch.autograd.backward` without its checks of what we made ourselves: they cost as much
+        # as the backward of a small layer (15 of 43 microseconds). The last two: unreachable
+        # inputs are fine, and leaves keep their gradients.
+        _run_backward(tuple(edges), tuple(seeds), False, False, (), True, True)
+
+
+def _root(tensor: Tensor) -> Root | None:
+    if not tensor.requires_grad:
+        return None
+    node = tensor.grad_fn
+    if node is None or isinstance(node, _PythonNode):  # torch's own way for leaves and Functions
+        return Root(get_gradient_edge(tensor), tensor.device)
+    return Root(GradientEdge(node, tensor.output_nr), tensor.device)
