@@ -18,7 +18,7 @@ _run_backward = Variable._execution_engine.run_backward
 class Root(NamedTuple):
     """The place of an output in the graph, without its memory, which only the next stage needs."""
 
-    edge: GradientEdge
+    edge: GradientEdge | Tensor
     device: torch.device
 
 
@@ -49,6 +49,8 @@ def differentiate(roots: list[Root | None], gradients: Gradients) -> None:
 def _root(tensor: Tensor) -> Root | None:
     if not tensor.requires_grad:
         return None
+    if tensor.layout != torch.strided:  # torch finds the edge by a view, which these have not
+        return Root(tensor, tensor.device)
     node = tensor.grad_fn
     if node is None or isinstance(node, _PythonNode):  # torch's own way for leaves and Functions
         return Root(get_gradient_edge(tensor), tensor.device)
