@@ -1,6 +1,8 @@
 """How many layers each stage gets."""
 
 from collections.abc import Sequence
+from operator import index
+from typing import SupportsIndex
 
 from torch import nn
 
@@ -36,19 +38,20 @@ def require_balance(balance: Sequence[int], num_layers: int) -> list[int]:
             "Pass a list with the number of layers of each stage, or the number of stages."
         )
     for stage, entry in enumerate(balance):
-        if isinstance(entry, bool) or not isinstance(entry, int):
+        if isinstance(entry, bool) or not isinstance(entry, SupportsIndex):
             raise TypeError(
                 f"balance[{stage}] is {entry!r} of type {type(entry).__name__}. "
                 "Give each stage a whole number of layers."
             )
-        if entry < 1:
+        if index(entry) < 1:
             raise ValueError(f"balance[{stage}] is {entry}. Give each stage at least one layer.")
+    balance = [index(entry) for entry in balance]
     if sum(balance) != num_layers:
         raise ValueError(
-            f"balance is {list(balance)}, which is {sum(balance)} layers, but the module has "
+            f"balance is {balance}, which is {sum(balance)} layers, but the module has "
             f"{num_layers}. Let the entries add up to {num_layers}."
         )
-    return list(balance)
+    return balance
 
 
 def _num_bytes(layer: nn.Module) -> int:

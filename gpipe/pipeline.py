@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from gpipe.execution.loss_head import LossHead
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.skip_channel import Route
 from gpipe.schedule import RECOMPUTE_MODES, SCHEDULES, Schedule, add_recompute, check, resolve
+from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import defer_batch_norm
 from gpipe.stage.boundary import unpack
 from gpipe.stage.device import default_devices, require_devices
@@ -50,6 +51,9 @@ class StepResult:
         return self._recorder.timeline if self._recorder else None
 
 
+_FORWARD_ONLY = ("fill_drain", "never")
+
+
 class GPipe(nn.Module):
     """A Sequential whose stages work on the micro-batches of a mini-batch in a pipeline.
 
@@ -69,9 +73,10 @@ class GPipe(nn.Module):
         devices: One per stage. None: the accelerators; without any, "cpu" for every stage.
         deferred_batch_norm: Whether the running statistics of BatchNorm layers are updated once a
             mini-batch, as by the un-split one, instead of once a micro-batch.
-        split: Along which dimension tensors are cut into micro-batches; None: each gets the whole.
-            A number holds for all tensors of input, target and output. A structure such as
-            `{"x": 0, "mask": None}` holds for the input; target and output are cut along 0 then.
+        split: Along which dimension tensors are cut into micro-batches; by default along 0. A
+            number holds for all tensors of input, target and output. A structure such as
+            `{"x": 0, "mask": None}` holds for the input, where None gives every micro-batch the
+            whole; target and output are cut along 0 then.
 
     Raises:
         TypeError: `module` is no Sequential, or an argument has the wrong type.
@@ -89,7 +94,7 @@ class GPipe(nn.Module):
         schedule: str = "1f1b",
         devices: Sequence[torch.device | str] | None = None,
         deferred_batch_norm: bool = False,
-        split: Split = 0,
+        split: Split = None,
     ) -> None:
         super().__init__()
         _require_sequential(module)
@@ -97,12 +102,13 @@ class GPipe(nn.Module):
         self.checkpoint = require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
         self.schedule = require_choice("schedule", schedule, SCHEDULES)
         self.deferred_batch_norm = deferred_batch_norm
-        self.split = split
+        self.split = 0 if split is None else split
         self.balance = _balance(module, balance, devices)
         self.devices = require_devices(devices, len(self.balance))
         # What hangs on the Sequential hangs on this module now: its layers keep their names.
         # (Last, since a layer may have the name of an attribute above.)
-        vars(self).update(vars(module))
+        of_torch = vars(nn.Module())
+        vars(self).update({name: vars(module)[name] for name in of_torch})
         self._build()
 
     @property
@@ -136,13 +142,15 @@ class GPipe(nn.Module):
         """
         batch = Batch.of("input", input, self.split)
         rows = num_rows(batch)
-        output_dim = self._output_dim()
-        if not self._trains(rows):
-            schedule = self._schedule_of("fill_drain", "never", rows)
-            return unpack(join(self._engine.evaluate(batch, schedule), output_dim))
-        schedule = self._schedule_of("fill_drain", self.checkpoint, rows)
-        names = self._trained()
-        return unpack(self._engine.differentiable(batch, schedule, names, output_dim))
+        with self._engine_of_layers().turn():
+            if not self._trains(rows):
+                schedule = self._schedule_of(*_FORWARD_ONLY, rows)
+                return unpack(join(self._engine.evaluate(batch, schedule), self._output_dim()))
+            schedule = self._schedule_of("fill_drain", self.checkpoint, rows)
+            output = self._engine.differentiable(
+                batch, schedule, self._trained(), self._output_dim()
+            )
+            return unpack(output)
 
     def step(
         self,
@@ -176,31 +184,31 @@ class GPipe(nn.Module):
             BaseException: What a layer or the loss raised, with a note of stage, layer and
                 micro-batch; gradients are as they were before.
         """
-        output_dim = self._output_dim()
         batch = Batch.of("input", input, self.split)
-        targets = Batch.of("target", target, output_dim)
+        targets = Batch.of("target", target, self._output_dim())
         rows = num_rows(batch, targets)
-        trains = self._trains(rows)
-        if trains:
-            _warn_of_replicas()
-        if trains:
-            schedule = self._schedule_of(self.schedule, self.checkpoint, rows)
-        else:
-            schedule = self._schedule_of("fill_drain", "never", rows)
-        head = LossHead(
-            reduction_of(loss_fn, loss_reduction),
-            targets.slices(schedule.num_microbatches),
-            slice_sizes(rows, schedule.num_microbatches),
-            self.devices[-1],
-            loss_scale=loss_scale,
-            output_dim=output_dim if return_output else None,
-        )
-        recorder = None
-        if trains:
-            recorder = self._engine.step(batch, schedule, head, self._trained())
-        else:
-            self._engine.evaluate(batch, schedule, head)
-        return StepResult(head.total(), head.output(), recorder)
+        reduction = reduction_of(loss_fn, loss_reduction)
+        with self._engine_of_layers().turn():
+            trains = self._trains(rows)
+            name, checkpoint = (self.schedule, self.checkpoint) if trains else _FORWARD_ONLY
+            schedule = self._schedule_of(name, checkpoint, rows)
+            head = LossHead(
+                reduction,
+                targets.slices(schedule.num_microbatches),
+                slice_sizes(rows, schedule.num_microbatches),
+                self.devices[-1],
+                loss_scale=loss_scale,
+                output_dim=self._output_dim() if return_output else None,
+            )
+            recorder = None
+            if trains:
+                _warn_of_replicas()
+                of_loss, names = _parameters_of_loss(loss_fn)
+                names |= self._trained()
+                recorder = self._engine.step(batch, schedule, head, names, of_loss)
+            else:
+                self._engine.evaluate(batch, schedule, head)
+            return StepResult(head.total(), head.output(), recorder)
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("_engine", "_schedules")
@@ -221,6 +229,13 @@ class GPipe(nn.Module):
         norms = defer_batch_norm(self._layers()) if self.deferred_batch_norm else []
         self._engine = Engine(stages, len(self.devices), self._routes(), norms)
         self._schedules: dict[tuple[str, str, int], Schedule] = {}
+
+    def _engine_of_layers(self) -> Engine:
+        """The engine; a new one if layers were exchanged since the last mini-batch."""
+        if [layer for stage in self.stages for layer in stage] != self._layers():
+            require_balance(self.balance, len(self))
+            self._build()
+        return self._engine
 
     def _routes(self) -> list[Route]:
         """The skips that go from one stage to another."""
@@ -259,6 +274,15 @@ class GPipe(nn.Module):
             check(schedule)
             self._schedules[key] = schedule
         return self._schedules[key]
+
+
+def _parameters_of_loss(loss_fn: LossFunction) -> tuple[list[Aliases], dict[Parameter, str]]:
+    """The aliases and names of what a loss with parameters of its own trains."""
+    if not isinstance(loss_fn, nn.Module):
+        return [], {}
+    named = ((f"loss_fn.{name}", p) for name, p in loss_fn.named_parameters() if p.requires_grad)
+    names = {parameter: name for name, parameter in named}
+    return [Aliases(loss_fn)] if names else [], names
 
 
 def _require_sequential(module: object) -> None:
@@ -312,6 +336,6 @@ def _balance(
 ) -> list[int]:
     if balance is None:
         balance = max(1, len(default_devices() if devices is None else devices))
-    if isinstance(balance, int):
+    if isinstance(balance, SupportsIndex):
         return balance_by_parameters(require_count("balance", balance), module)
     return require_balance(balance, len(module))

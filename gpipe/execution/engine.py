@@ -16,6 +16,7 @@ from gpipe.execution.skip_channel import Route
 from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import Schedule
 from gpipe.stage import microbatch
+from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import Collector, DeferredBatchNorm
 from gpipe.stage.boundary import Boundary, Gradients
 from gpipe.stage.gradients import collect_gradients, swapped_in
@@ -52,11 +53,29 @@ class Engine:
         norms: Sequence[DeferredBatchNorm] = (),
     ) -> None:
         self.stages = tuple(stages)
+        self._layers = [layer for stage in stages for layer in stage]
+        self._aliases = [alias for stage in stages for alias in stage.aliases]
         self._executor = ThreadedExecutor(num_workers)
         self._routes = tuple(routes)
         self._norms = tuple(norms)
         self._num_trained = 0
         self._lock = RLock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until no other thread drives a mini-batch, and keep it so.
+
+        Raises:
+            RuntimeError: A worker asks, for whom its own mini-batch would wait for ever.
+        """
+        if self._executor.owns_this_thread():
+            raise RuntimeError(
+                "A layer, a loss or torch.utils.checkpoint has called the GPipe that runs it, "
+                "which would wait for itself. Call another model there; to checkpoint, use "
+                "GPipe(checkpoint='always')."
+            )
+        with self._lock:
+            yield
 
     @torch.no_grad()
     def evaluate(
@@ -77,29 +96,45 @@ class Engine:
         """Run the forwards; the output is one node to autograd, whose backward runs the rest."""
         context = self._training_context()
         minibatch = self._minibatch(batch, schedule, context, None)
-        with self._attending(context), swapped_in(self.stages):
+        with self._attending(context), swapped_in(self._aliases):
             minibatch.run_forwards()
         outputs = minibatch.take_outputs()
         whole = microbatch.join(outputs, output_dim)
         sizes = [[_size(tensor, output_dim) for tensor in output.tensors] for output in outputs]
         _commit(context)
-        layers = [layer for stage in self.stages for layer in stage] if schedule.recomputed else []
-        then = LayersThen(layers, names if layers else {})
+        then = LayersThen(self._layers, names, recomputes=bool(schedule.recomputed))
 
         def drain(gradients: Gradients) -> Gradients:
             for index, piece in enumerate(microbatch.cut_gradients(gradients, sizes, output_dim)):
                 minibatch.put_gradients(index, piece)
-            with then.restored():
-                return self._gradients(minibatch, minibatch.run_drain, context, batch, names)
+            with self.turn(), then.restored():
+                run = minibatch.run_drain
+                return self._gradients(minibatch, run, context, batch, names, self._aliases)
 
         leaves = [*batch.boundary.tensors, *names]
         return Boundary(join(whole.tensors, leaves, drain), whole.structure)
 
-    def step(self, batch: Batch, schedule: Schedule, head: LossHead, names: Names) -> Recorder:
-        """Run the whole schedule, then bring each leaf its gradient."""
+    def step(
+        self,
+        batch: Batch,
+        schedule: Schedule,
+        head: LossHead,
+        names: Names,
+        of_loss: Sequence[Aliases] = (),
+    ) -> Recorder:
+        """Run the whole schedule, then bring each leaf its gradient.
+
+        Args:
+            batch: The input.
+            schedule: The order of all actions.
+            head: The loss.
+            names: The parameters of the model, and those of the loss if it has any.
+            of_loss: The aliases of the latter.
+        """
         context = self._training_context()
         minibatch = self._minibatch(batch, schedule, context, head)
-        gradients = self._gradients(minibatch, minibatch.run, context, batch, names)
+        aliases = [*self._aliases, *of_loss]
+        gradients = self._gradients(minibatch, minibatch.run, context, batch, names, aliases)
         head.correct(gradients)
         if context.collector is not None:
             context.collector.check()
@@ -145,6 +180,7 @@ class Engine:
         context: MiniBatchContext,
         batch: Batch,
         names: Names,
+        aliases: Sequence[Aliases],
     ) -> Gradients:
         """Run the backwards; the gradients of the input's tensors, then of the parameters."""
 
@@ -152,25 +188,23 @@ class Engine:
             with self._attending(context):
                 run()
 
-        with self._lock:
-            by_parameter = collect_gradients(self.stages, names, attended)
+        by_parameter = collect_gradients(aliases, names, attended)
         by_input = batch.join_gradients(minibatch.take_input_gradients())
         return [*by_input, *(by_parameter.pop(parameter, None) for parameter in names)]
 
     @contextmanager
     def _attending(self, context: MiniBatchContext) -> Iterator[None]:
-        """Run alone, see to the caller's generator, and learn which layers draw from it."""
-        with self._lock:
-            habits = [stage.habits() for stage in self.stages]
-            try:
-                with context.randomness.guarding():
-                    yield
-            except GeneratorChangedError:
-                for stage in self.stages:
-                    stage.forget_habits()
-                raise _late_draw() from None
-            for each in habits:
-                each.knows_drawing = True
+        """See to the caller's generator, and learn which layers draw from it."""
+        habits = [stage.habits() for stage in self.stages]
+        try:
+            with context.randomness.guarding():
+                yield
+        except GeneratorChangedError:
+            for stage in self.stages:
+                stage.forget_habits()
+            raise _late_draw() from None
+        for each in habits:
+            each.knows_drawing = True
 
 
 def _commit(context: MiniBatchContext) -> None:
@@ -187,5 +221,6 @@ def _late_draw() -> RuntimeError:
         "Something drew from torch's default generator that had not done so in the first "
         "mini-batch: a layer that began to, or another thread. Its numbers would depend on where "
         "the model is cut, so this mini-batch is refused; gradients and generator are as before. "
-        "Run it again: a layer that draws is known by then."
+        "Run it again: a layer that draws in its forward is known by then; in a backward nothing "
+        "may draw."
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpipe.execution.hooks import set_quiet
+from gpipe.execution.hooks import keep_quiet
 from gpipe.stage.boundary import Gradients
 
 __all__ = ["Drain", "hand_over", "join"]
@@ -16,7 +16,7 @@ Drain = Callable[[Gradients], Gradients]
 """Runs the backwards: from the gradients of the outputs to those of the leaves."""
 
 
-class _Passage:
+class _Meeting:
     """What the two nodes of one mini-batch share."""
 
     def __init__(self, drain: Drain, leaves: Sequence[Tensor]) -> None:
@@ -35,22 +35,23 @@ class _Gate(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, passage: _Passage, *_: Tensor) -> Tensor:
-        ctx.passage = passage
+    def forward(ctx: Any, meeting: _Meeting, *_: Tensor) -> Tensor:
+        ctx.meeting = meeting
         return torch.zeros((), device="cpu")
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        passage = ctx.passage
-        drain, passage.drain = passage.drain, None
-        if drain is None:
-            raise _refusal("A second backward through", "its activations were freed by the first")
         if torch.is_grad_enabled():
             raise _refusal("create_graph=True through", "its backward makes no graph")
-        gradients, passage.output_gradients = passage.output_gradients, []
+        meeting = ctx.meeting
+        drain, meeting.drain = meeting.drain, None
+        if drain is None:
+            raise _refusal("A second backward through", "its activations were freed by the first")
+        gradients, meeting.output_gradients = meeting.output_gradients, []
         by_leaf = drain(gradients)
-        for leaf, gradient in zip(passage.leaves, by_leaf, strict=True):
-            set_quiet(leaf, gradient is None)
+        for leaf, gradient in zip(meeting.leaves, by_leaf, strict=True):
+            if gradient is None and leaf.is_leaf and leaf.requires_grad:
+                keep_quiet(leaf)
         return (None, *by_leaf)
 
 
@@ -59,9 +60,9 @@ class _Emit(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, passage: _Passage, outputs: Sequence[Tensor], _: Tensor
+        ctx: Any, meeting: _Meeting, outputs: Sequence[Tensor], _: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.passage = passage
+        ctx.meeting = meeting
         ctx.set_materialize_grads(False)
         emitted = tuple(output.detach() for output in outputs)
         pairs = zip(emitted, outputs, strict=True)
@@ -70,7 +71,7 @@ class _Emit(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, Tensor]:
-        ctx.passage.output_gradients = list(gradients)
+        ctx.meeting.output_gradients = list(gradients)
         return None, None, torch.zeros((), device="cpu")
 
 
@@ -82,9 +83,9 @@ def join(outputs: Sequence[Tensor], leaves: Sequence[Tensor], drain: Drain) -> l
         leaves: The inputs and parameters that they depend on.
         drain: Called in the backward, on the thread that called it.
     """
-    passage = _Passage(drain, leaves)
-    token = _Gate.apply(passage, *leaves)  # type: ignore[no-untyped-call]
-    return list(_Emit.apply(passage, outputs, token))  # type: ignore[no-untyped-call]
+    meeting = _Meeting(drain, leaves)
+    token = _Gate.apply(meeting, *leaves)  # type: ignore[no-untyped-call]
+    return list(_Emit.apply(meeting, outputs, token))  # type: ignore[no-untyped-call]
 
 
 def hand_over(leaves: Sequence[Tensor], gradients: Gradients) -> None:
@@ -100,7 +101,7 @@ def hand_over(leaves: Sequence[Tensor], gradients: Gradients) -> None:
         gradients.clear()
         return given
 
-    token = _Gate.apply(_Passage(give, leaves), *leaves)  # type: ignore[no-untyped-call]
+    token = _Gate.apply(_Meeting(give, leaves), *leaves)  # type: ignore[no-untyped-call]
     token.backward()
 
 

@@ -66,12 +66,13 @@ class LossHead:
 
     @torch.no_grad()
     def correct(self, gradients: Gradients) -> None:
-        """Multiply the gradients by what is known only now, such as a total weight; in place."""
+        """Multiply the gradients in the list by what is known only now, such as a total weight."""
         factor = self._reduction.correction(self._in_order(self._scalars), self._num_rows)
         if factor is not None:
-            for gradient in gradients:
+            for position, gradient in enumerate(gradients):
                 if gradient is not None:
-                    gradient.mul_(factor.to(gradient.device))
+                    # Not in place: a gradient may be another's, too, or expanded.
+                    gradients[position] = (gradient * factor.to(gradient.device)).to(gradient.dtype)
 
     def output(self) -> Any:
         """The output of the mini-batch, without a graph; None where it was not to be kept."""

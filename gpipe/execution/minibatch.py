@@ -14,7 +14,7 @@ from gpipe.execution.skip_channel import Route, SkipChannel, SkipEnds
 from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import Action, Kind, Schedule
 from gpipe.stage.boundary import Boundary, Gradients
-from gpipe.stage.joint import with_skips
+from gpipe.stage.joint import with_own_store, with_skips
 from gpipe.stage.passage import Head
 from gpipe.stage.run import MiniBatchContext, StageRun
 from gpipe.stage.stage import Stage
@@ -57,7 +57,7 @@ class MiniBatch:
             is_last = stage.index == len(stages) - 1
             stage_head = _seeding(head, self._channel) if head and is_last else None
             ends = skips.ends(stage.index)
-            wrap = with_skips if ends else None
+            wrap = with_skips if ends else with_own_store if stage.uses_skips else None
             self._add(StageRun(stage, context, recomputed, stage_head, wrap), ends)
 
     def put_input(self, microbatch: int, inputs: Boundary) -> None:

@@ -66,6 +66,7 @@ class ThreadedExecutor:
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._queues: list[SimpleQueue[_Job | None]] = []
+        self._threads: list[threading.Thread] = []
         self._process_id: int | None = None
 
     def run(self, tasks: Sequence[Task], caller: CallerState, abort: Callable[[], None]) -> None:
@@ -80,6 +81,7 @@ class ThreadedExecutor:
         Raises:
             BaseException: The first failure of any task, or the caller's own interruption.
         """
+        assert len(tasks) == self._num_workers
         round_ = _Round(abort)
         num_threads = max(1, torch.get_num_threads() // self._num_workers)
         jobs = [_Job(_under(caller, task), num_threads, round_) for task in tasks]
@@ -91,17 +93,21 @@ class ThreadedExecutor:
             finally:
                 round_.failure = None
 
+    def owns_this_thread(self) -> bool:
+        """Whether the caller is one of the workers."""
+        return threading.current_thread() in self._threads
+
     def _complete(self, jobs: list[_Job], round_: _Round) -> None:
         # Ctrl-C may arrive at any moment. The workers still run then, so it is only noted here.
         num_submitted = 0
         while True:
             try:
-                for queue, job in list(zip(self._queues, jobs, strict=True))[num_submitted:]:
-                    queue.put(job)
+                for worker in range(num_submitted, len(jobs)):
+                    self._queues[worker].put(jobs[worker])
                     num_submitted += 1
                 for job in jobs:
                     job.finished.wait()
-            except BaseException as error:  # noqa: BLE001 - it is raised when all have ended
+            except KeyboardInterrupt as error:
                 round_.fail(error)
             else:
                 return
@@ -109,18 +115,20 @@ class ThreadedExecutor:
     def _start(self) -> None:
         if self._process_id == os.getpid():
             return
-        self._process_id = os.getpid()
-        self._queues = [SimpleQueue() for _ in range(self._num_workers)]
-        threads = [
-            threading.Thread(
-                target=_work, args=(queue,), name=f"gpipe-worker-{worker}", daemon=True
-            )
-            for worker, queue in enumerate(self._queues)
-        ]
-        for thread in threads:
-            thread.start()
+        queues: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(self._num_workers)]
+        threads: list[threading.Thread] = []
+        try:
+            for worker, queue in enumerate(queues):
+                name = f"gpipe-worker-{worker}"
+                thread = threading.Thread(target=_work, args=(queue,), name=name, daemon=True)
+                thread.start()
+                threads.append(thread)
+        except BaseException:
+            _stop(queues, threads, os.getpid())
+            raise
+        self._queues, self._threads, self._process_id = queues, threads, os.getpid()
         # Runs when this object goes, and before the interpreter exits.
-        weakref.finalize(self, _stop, self._queues, threads, self._process_id)
+        weakref.finalize(self, _stop, queues, threads, self._process_id)
 
 
 def _under(caller: CallerState, task: Task) -> Task:

@@ -26,7 +26,10 @@ class Aliases:
         """Let the layer compute with the aliases; only parameters that require grad have one."""
         # A parameter that is gone must not be kept alive here, so only what is met again stays.
         known, self._aliases = self._aliases, {}
-        for container, key, parameter in list(_places(self._layer)):
+        # Ctrl-C at the wrong moment may have left an alias in its place.
+        originals = {alias: parameter for parameter, alias in known.items()}
+        for container, key, found in list(_places(self._layer)):
+            parameter = originals.get(found, found)
             if parameter not in self._aliases:
                 self._aliases[parameter] = _renewed(parameter, known.get(parameter))
             container[key] = self._aliases[parameter]
@@ -40,6 +43,11 @@ class Aliases:
         for container, key, alias in list(_places(self._layer)):
             if alias in parameters:
                 container[key] = parameters[alias]
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for alias in self._aliases.values():
+            alias.grad = None
 
     def take_gradients(self) -> list[tuple[Parameter, Tensor]]:
         """The gradients that have come together since the last time, and forget them."""
@@ -71,9 +79,10 @@ def _renewed(parameter: Parameter, alias: Parameter | None) -> Parameter:
     """The alias that there was, while it still stands for the parameter; otherwise a new one."""
     if alias is not None and _stands_for(alias, parameter):
         return alias
-    alias = Parameter(parameter.detach())
-    vars(alias).update(vars(parameter))
-    return alias
+    # A subclass of Parameter keeps its methods, and an object its attributes.
+    new: Parameter = torch.Tensor._make_subclass(type(parameter), parameter.detach(), True)
+    vars(new).update(vars(parameter))
+    return new
 
 
 def _stands_for(alias: Tensor, parameter: Tensor) -> bool:

@@ -2,35 +2,34 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor
 from torch.nn import Parameter
 
-from gpipe.stage.stage import Stage
+from gpipe.stage.alias import Aliases
 
 __all__ = ["collect_gradients", "swapped_in"]
 
 
 @contextmanager
-def swapped_in(stages: Iterable[Stage]) -> Iterator[None]:
+def swapped_in(aliases: Sequence[Aliases]) -> Iterator[None]:
     """Let all layers compute with their aliases meanwhile."""
-    aliases = [alias for stage in stages for alias in stage.aliases]
     try:
         for alias in aliases:
             alias.swap_in()
         yield
     finally:
-        for alias in aliases:
-            alias.swap_out()
+        _insist(alias.swap_out for alias in aliases)
 
 
 def collect_gradients(
-    stages: Sequence[Stage], names: Mapping[Parameter, str], run: Callable[[], None]
+    aliases: Sequence[Aliases], names: Mapping[Parameter, str], run: Callable[[], None]
 ) -> dict[Parameter, Tensor]:
     """The gradients of a run of backwards; a run that fails leaves none behind.
 
     Args:
-        stages: The stages whose backwards run.
+        aliases: Those of the layers whose backwards run.
         names: All trained parameters of the model, with their names.
         run: Runs the backwards.
 
@@ -39,24 +38,38 @@ def collect_gradients(
     """
     with _set_aside(list(names)):
         try:
-            with swapped_in(stages):
+            with swapped_in(aliases):
                 run()
             _refuse_direct_gradients(names)
+            return _take_gradients(aliases)
         finally:
-            gradients = _take_gradients(stages)
-    return gradients
+            _insist(alias.clear for alias in aliases)
 
 
-def _take_gradients(stages: Iterable[Stage]) -> dict[Parameter, Tensor]:
+def _take_gradients(aliases: Iterable[Aliases]) -> dict[Parameter, Tensor]:
     # In the order of the layers, so that the sum of a tied parameter has the same bits for any cut.
     total: dict[Parameter, Tensor] = {}
-    for stage in stages:
-        for alias in stage.aliases:
-            for parameter, gradient in alias.take_gradients():
-                earlier = total.pop(parameter, None)
-                gradient = gradient.to(parameter.device)
-                total[parameter] = gradient if earlier is None else earlier + gradient
+    for alias in aliases:
+        for parameter, gradient in alias.take_gradients():
+            earlier = total.pop(parameter, None)
+            gradient = gradient.to(parameter.device)
+            total[parameter] = gradient if earlier is None else earlier + gradient
     return total
+
+
+def _insist(steps: Iterable[Callable[[], None]]) -> None:
+    """Take every step, each of which may be taken twice, and only then let Ctrl-C through."""
+    interruption: KeyboardInterrupt | None = None
+    for step in list(steps):
+        while True:
+            try:
+                step()
+            except KeyboardInterrupt as error:
+                interruption = error
+            else:
+                break
+    if interruption is not None:
+        raise interruption
 
 
 @contextmanager
@@ -68,8 +81,13 @@ def _set_aside(parameters: Sequence[Parameter]) -> Iterator[None]:
             parameter.grad = None
         yield
     finally:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        pairs = list(zip(parameters, gradients, strict=True))
+        _insist([partial(_put_back, pairs)])
+
+
+def _put_back(pairs: Sequence[tuple[Parameter, Tensor | None]]) -> None:
+    for parameter, gradient in pairs:
+        parameter.grad = gradient
 
 
 def _refuse_direct_gradients(names: Mapping[Parameter, str]) -> None:

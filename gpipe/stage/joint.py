@@ -7,10 +7,16 @@ from gpipe.stage.boundary import Boundary, Gradients, pack, unpack
 from gpipe.stage.passage import How, Through
 from gpipe.stage.skip import SkipKey, SkipStore, using
 
-__all__ = ["SkipGradients", "Skips", "join_skips", "part_gradients", "part_skips", "with_skips"]
+__all__ = [
+    "Skips",
+    "join_skips",
+    "part_gradients",
+    "part_skips",
+    "with_own_store",
+    "with_skips",
+]
 
 Skips = Mapping[SkipKey, Boundary]
-SkipGradients = Mapping[SkipKey, Gradients]
 
 
 class _Part(NamedTuple):
@@ -66,3 +72,13 @@ def _cut(parts: _Parts, items: Sequence[Any]) -> list[tuple[_Part, list[Any]]]:
         cut.append((part, list(items[start : start + part.num_tensors])))
         start += part.num_tensors
     return cut
+
+
+def with_own_store(through: Through) -> Through:
+    """Let skips that stay inside the stage live no longer than the action, even if it fails."""
+
+    def wrapped(microbatch: int, inputs: Boundary, how: How) -> Boundary:
+        with using(SkipStore()):
+            return through(microbatch, inputs, how)
+
+    return wrapped

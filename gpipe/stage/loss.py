@@ -89,7 +89,9 @@ class _Weighted(Reduction):
         loss, _ = scalars[0]
         # At least single precision: half cannot hold the number of rows.
         dtype = torch.promote_types(loss.dtype, torch.float32)
-        return sum(num_rows) / _weight(scalars).to(dtype)
+        weight = _weight(scalars).to(dtype)
+        # Without any valid target torch's own mean is NaN, and its gradients are 0.
+        return torch.where(weight == 0, 0.0, sum(num_rows) / weight)
 
 
 REDUCTIONS: dict[str, type[Reduction]] = {"mean": _Mean, "sum": _Sum, "weighted": _Weighted}
@@ -109,7 +111,9 @@ def reduction_of(loss_fn: LossFunction, loss_reduction: str) -> Reduction:
             f"loss_reduction is {loss_reduction!r}. Choose one of {', '.join(REDUCTIONS)}."
         )
     declared = getattr(loss_fn, "reduction", loss_reduction) if _is_torch_loss(loss_fn) else None
-    if declared not in (None, loss_reduction) and loss_reduction != "weighted":
+    means = ("mean", "batchmean")
+    agrees = declared == loss_reduction or (declared in means and loss_reduction == "mean")
+    if declared is not None and not agrees and loss_reduction != "weighted":
         raise ValueError(
             f"loss_fn.reduction is {declared!r} and loss_reduction is {loss_reduction!r}. "
             "Let both be 'mean', or both 'sum'."

@@ -1,16 +1,55 @@
 """Randomness as a function of key, micro-batch and layer."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import RLock
 from typing import Any
 
 import torch
 
-__all__ = ["GeneratorChangedError", "Randomness", "generator_lock"]
+__all__ = ["GeneratorChangedError", "Randomness", "holding_generator"]
 
-generator_lock = RLock()
-"""Held while torch's default generator is not the caller's: all threads of a process share it."""
+_lock: ContextVar[RLock] = ContextVar("gpipe_generator_lock")
+
+
+class _ProcessLock:
+    """The outermost lock; a forked child gets a new one, whose owner exists there."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = RLock()
+
+
+_process = _ProcessLock()
+
+
+@contextmanager
+def holding_generator() -> Iterator[None]:
+    """Keep torch's default generator to oneself: all CPU threads of a process share it.
+
+    The holder may run another pipeline, whose workers then share the generator among themselves:
+    by way of their context they find a lock of their own.
+    """
+    with _lock.get(_process.lock):
+        token = _lock.set(RLock())
+        try:
+            yield
+        finally:
+            _lock.reset(token)
+
+
+class _Payments:
+    """How often a mini-batch has moved the caller's generator on, in this process."""
+
+    count = 0
+
+
+_payments = _Payments()
 
 
 class GeneratorChangedError(Exception):
@@ -47,7 +86,7 @@ class Randomness:
             What the layer gave, and whether it drew, or looked at the generator so as to replay it.
         """
         generator = torch.default_generator
-        with generator_lock:
+        with holding_generator():
             state = generator.get_state()
             generator.manual_seed(_mixed(self._key_from(state), microbatch, index))
             seeded = generator.get_state()
@@ -57,7 +96,7 @@ class Randomness:
                 drew = not torch.equal(generator.get_state(), seeded)
             finally:
                 generator.set_state(state)
-        self._drawn = self._drawn or drew
+            self._drawn = self._drawn or drew
         return result, drew or watch.read
 
     def _key_from(self, state: torch.Tensor) -> int:
@@ -75,14 +114,28 @@ class Randomness:
         Raises:
             GeneratorChangedError: Something else drew from it meanwhile; it is put back.
         """
-        before = torch.get_rng_state()
-        yield
-        if not torch.equal(torch.get_rng_state(), before):
-            torch.set_rng_state(before)
+        with holding_generator():
+            before, payments = torch.get_rng_state(), _payments.count
+        try:
+            yield
+        finally:
+            with holding_generator():
+                # Another model may have moved it in good order meanwhile, from another thread.
+                alone = payments == _payments.count
+                moved = alone and not torch.equal(torch.get_rng_state(), before)
+                if moved:
+                    torch.set_rng_state(before)
+        if moved:
             raise GeneratorChangedError
+        self._pay()
+
+    def _pay(self) -> None:
+        """Move the caller's generator on by the key, once."""
         if self._drawn and not self._paid:
             assert self._state_after_key is not None
-            torch.set_rng_state(self._state_after_key)
+            with holding_generator():
+                torch.set_rng_state(self._state_after_key)
+                _payments.count += 1
             self._paid = True
 
 

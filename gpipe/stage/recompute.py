@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from gpipe.stage.boundary import Boundary
 from gpipe.stage.buffers import Buffer, Copies, changed_since, copies_of, marks_of, replaced
 from gpipe.stage.fingerprint import Fingerprint, fingerprint
 from gpipe.stage.habits import Habits
@@ -47,6 +48,7 @@ class Recording:
         self._still = marks_of(still)
         self._fingerprints: list[Fingerprint] | None = [] if looks_closely else None
         self._shapes: list[Any] = []
+        self._versions: list[int] = []
 
     @property
     def witness(self) -> Self | None:
@@ -71,13 +73,14 @@ class Recording:
                 "gpipe.is_recomputing(), or choose checkpoint='never'."
             )
 
-    def finish(self, outputs: Sequence[Tensor]) -> None:
+    def finish(self, inputs: Boundary, outputs: Sequence[Tensor]) -> None:
         """Take in what the forward has left.
 
         Raises:
             RuntimeError: A buffer has changed that had not in any forward before.
         """
         self._shapes = [_shape(tensor) for tensor in outputs]
+        self._versions = inputs.versions()
         self._require_still()
         if self._learns:
             known = self._habits.changing_buffers or set()
@@ -93,6 +96,18 @@ class Recording:
                 yield
         finally:
             _recomputing.reset(token)
+
+    def require_same_start(self, inputs: Boundary) -> None:
+        """Refuse to start from something else than the forward did.
+
+        Raises:
+            RuntimeError: Somebody has written into the inputs, or into a buffer, since.
+        """
+        if inputs.versions() != self._versions or any(b.mark != mark for b, mark in self._still):
+            raise RuntimeError(
+                f"The input or a buffer of {self._stage.layer_range} was written to in place "
+                "between the forward and its recompute. Call backward() first, or write to a copy."
+            )
 
     def require_same_shapes(self, outputs: Sequence[Tensor]) -> None:
         """Refuse outputs of other shapes than those of the forward.

@@ -43,7 +43,22 @@ def differentiate(roots: list[Root | None], gradients: Gradients) -> None:
         # `torch.autograd.backward` without its checks of what we made ourselves: they cost as much
         # as the backward of a small layer (15 of 43 microseconds). The last two: unreachable
         # inputs are fine, and leaves keep their gradients.
-        _run_backward(tuple(edges), tuple(seeds), False, False, (), True, True)
+        try:
+            _run_backward(tuple(edges), tuple(seeds), False, False, (), True, True)
+        except BaseException:
+            _clear_engine()
+            raise
+
+
+def _clear_engine() -> None:
+    """Let go of what a failed backward has left in the engine's queue of this thread.
+
+    It would keep activations alive until the thread's next backward; and a thread that ends with
+    it, at the exit of the interpreter, takes the process down.
+    """
+    with torch.enable_grad():
+        token = torch.zeros((), device="cpu", requires_grad=True)
+    _run_backward((token,), (torch.ones((), device="cpu"),), False, False, (), True, True)
 
 
 def _root(tensor: Tensor) -> Root | None:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from gpipe.stage.batchnorm import Collector
+from gpipe.stage.batchnorm import Collector, DeferredBatchNorm
 from gpipe.stage.boundary import Boundary, Gradients
-from gpipe.stage.buffers import all_buffers
+from gpipe.stage.buffers import Buffer, all_buffers
 from gpipe.stage.capture import Capture
 from gpipe.stage.habits import Habits
 from gpipe.stage.passage import Head, How, Passage, Through
-from gpipe.stage.randomness import Randomness, generator_lock
+from gpipe.stage.randomness import Randomness, holding_generator
 from gpipe.stage.recompute import Recording
 from gpipe.stage.roots import Root, differentiate, roots_of
 from gpipe.stage.stage import Stage
@@ -72,7 +72,7 @@ class StageRun:
         self._keeps_graph = context.keeps_graph
         self._habits = stage.habits()
         self._recomputed = recomputed
-        self._buffers = all_buffers(stage.layers) if recomputed else []
+        self._buffers = _watched_buffers(stage) if recomputed else []
         self._has_head = head is not None
         self._held: dict[int, _Held] = {}
         # Wrappers stand around the way through the layers only where there is something to do.
@@ -112,6 +112,7 @@ class StageRun:
         held = self._held[microbatch]
         inputs, recording, capture = held.inputs, held.recording, held.capture
         assert recording is not None, "a recompute without a forward that dropped its graph"
+        recording.require_same_start(inputs)
         how = How("recompute", self._has_head, recording.witness)
         with recording.replaying(), self._replaying():
             outputs = self._repeated(microbatch, inputs, how)
@@ -141,7 +142,7 @@ class StageRun:
     def _differentiate_alone(self, roots: list[Root | None], gradients: Gradients) -> None:
         # A layer may hold a checkpoint of its own, which runs parts of it again here: it sets the
         # default generator if it draws, and normalises once more if it is a norm.
-        with generator_lock if self._habits.drawing else _NOTHING, self._replaying():
+        with holding_generator() if self._habits.drawing else _NOTHING, self._replaying():
             differentiate(roots, gradients)
 
     def _forward_dropping(
@@ -150,9 +151,15 @@ class StageRun:
         """A forward of which only the inputs are held, and what its recompute must know."""
         recording = Recording(self.stage, self._habits, self._buffers, self._looks_closely)
         outputs = self._through(microbatch, inputs, How("forward", False, recording.witness))
-        recording.finish(outputs.tensors)
+        recording.finish(inputs, outputs.tensors)
         self._held[microbatch] = _Held(inputs, None, recording, capture)
         return outputs
+
+
+def _watched_buffers(stage: Stage) -> list[Buffer]:
+    """Those that a forward may change; deferred norms leave theirs to the end of a mini-batch."""
+    buffers = all_buffers(stage.layers)
+    return [buffer for buffer in buffers if not isinstance(buffer.module, DeferredBatchNorm)]
 
 
 def _nothing() -> AbstractContextManager[None]:

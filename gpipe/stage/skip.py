@@ -18,6 +18,7 @@ __all__ = [
     "skip_routes",
     "skippable",
     "stash",
+    "uses_skips",
     "using",
 ]
 
@@ -155,6 +156,12 @@ def using(store: SkipStore) -> Iterator[None]:
         _thread.store = before
 
 
+def uses_skips(layers: Iterable[nn.Module]) -> bool:
+    """Whether any layer, or a module in it, stashes or pops."""
+    modules = (module for layer in layers for module in layer.modules())
+    return any(hasattr(type(module), "_skips") for module in modules)
+
+
 def skip_routes(layers: Sequence[nn.Module]) -> list[SkipRoute]:
     """The skips from one layer to another; one that stays inside a layer has no route.
 
@@ -227,7 +234,9 @@ class _Call:
         key = SkipKey(self.layer._skip_namespaces.get(name), name)
         if verb == "pop":
             return _thread.store.take(key)
-        _thread.store.put(key, tensor)
+        # A view has a gradient of its own: where the tensor is also the output, or another skip,
+        # their sum is taken in the same order whether the skip crosses a cut or not.
+        _thread.store.put(key, None if tensor is None else tensor.view_as(tensor))
         return None
 
 

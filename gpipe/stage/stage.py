@@ -7,6 +7,7 @@ from torch import nn
 
 from gpipe.stage.alias import Aliases
 from gpipe.stage.habits import Habits
+from gpipe.stage.skip import uses_skips
 
 __all__ = ["Stage"]
 
@@ -36,6 +37,7 @@ class Stage:
         self.first_layer = first_layer
         self.device = device
         self.aliases = [Aliases(layer) for layer in layers]
+        self.uses_skips = uses_skips(layers)
         self._habits: dict[tuple[bool, ...], Habits] = {}
         for layer in layers:
             layer.to(device)

@@ -15,11 +15,16 @@ class LayersThen:
     Args:
         layers: All layers; the training flags of what is in them are kept.
         names: The parameters, with the names that errors give them.
+        recomputes: Whether anything will be recomputed; else only the parameters' memory matters.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], names: Mapping[Parameter, str]) -> None:
-        self._flags = {module: module.training for layer in layers for module in layer.modules()}
-        self._versions = {parameter: parameter._version for parameter in names}
+    def __init__(
+        self, layers: Iterable[nn.Module], names: Mapping[Parameter, str], recomputes: bool
+    ) -> None:
+        modules = (module for layer in layers for module in layer.modules())
+        self._flags = {module: module.training for module in modules} if recomputes else {}
+        self._versions = {p: p._version for p in names} if recomputes else {}
+        self._addresses = {parameter: parameter.data_ptr() for parameter in names}
         self._names = names
 
     @contextmanager
@@ -29,6 +34,7 @@ class LayersThen:
         Raises:
             RuntimeError: A parameter was written to since; its old values are gone.
         """
+        self._require_same_memory()
         self._require_same_parameters()
         changed = [module for module, flag in self._flags.items() if module.training != flag]
         try:
@@ -38,6 +44,18 @@ class LayersThen:
         finally:
             for module in changed:
                 module.training = not self._flags[module]
+
+    def _require_same_memory(self) -> None:
+        replaced = [
+            self._names[parameter]
+            for parameter, address in self._addresses.items()
+            if parameter.data_ptr() != address
+        ]
+        if replaced:
+            raise RuntimeError(
+                f"The data of {', '.join(replaced)} was replaced between the forward and the "
+                "backward, so its gradient would be lost. Call backward() first."
+            )
 
     def _require_same_parameters(self) -> None:
         changed = [
