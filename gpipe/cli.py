@@ -1,4 +1,4 @@
-"""The command line: `gpipe train CONFIG`."""
+"""The command line: `gpipe train CONFIG`, `gpipe schedule show|check FILE`."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from gpipe import __version__
-from gpipe.errors import ConfigError, GpipeError
+from gpipe.errors import ConfigError, GpipeError, ScheduleError
 
 __all__ = ["main"]
 
@@ -21,14 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Those of the command line, without the program's name; default: `sys.argv`.
 
     Returns:
-        The exit code: 0; 2 for a mistake in the command or the run file; 1 for another error that
-        gpipe has a message for; 130 after Ctrl-C. An exception of the user's own code passes
-        through, with its traceback.
+        The exit code: 0; 2 for a mistake in the command, the run file or a schedule; 1 for another
+        error that gpipe has a message for; 130 after Ctrl-C. An exception of the user's own code
+        passes through, with its traceback.
     """
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-    except ConfigError as error:
+    except (ConfigError, ScheduleError) as error:
         return _fail(error, 2)
     except GpipeError as error:
         return _fail(error, 1)
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands.add_parser("train", help="train as a run file says", allow_abbrev=False))
+    _add_schedule(commands.add_parser("schedule", help="draw or check one", allow_abbrev=False))
     return parser
 
 
@@ -75,6 +76,35 @@ def _train(options: argparse.Namespace) -> None:
     from gpipe.train.loop import train
 
     train(config)
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Draws or checks a schedule that is kept in a file."
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, command, told in (
+        ("show", _show_schedule, "draw it over time"),
+        ("check", _check_schedule, "say whether it is complete, in order and free of deadlock"),
+    ):
+        each = commands.add_parser(name, help=told, description=told, allow_abbrev=False)
+        each.add_argument("file", metavar="FILE", help="text; or *.csv, in the form of torch")
+        each.set_defaults(command=command)
+
+
+def _show_schedule(options: argparse.Namespace) -> None:
+    from gpipe.schedule import load_schedule
+    from gpipe.schedule.summary import summary
+
+    sys.stdout.write(f"{summary(load_schedule(options.file))}\n")
+
+
+def _check_schedule(options: argparse.Namespace) -> None:
+    from gpipe.schedule import check, load_schedule
+
+    held = ", ".join(map(str, check(load_schedule(options.file))))
+    sys.stdout.write(
+        f"{options.file} is complete, in order and free of deadlock. Its workers hold at most "
+        f"{held} micro-batches.\n"
+    )
 
 
 def _fail(reason: object, code: int) -> int:

@@ -16,15 +16,17 @@ from gpipe.arguments import require_choice, require_count
 from gpipe.balance import balance_by_parameters, require_balance
 from gpipe.execution.engine import Engine
 from gpipe.execution.loss_head import LossHead
+from gpipe.execution.orders import Orders
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.skip_channel import Route
-from gpipe.schedule import RECOMPUTE_MODES, SCHEDULES, Schedule, add_recompute, check, resolve
+from gpipe.schedule import LOOPED_SCHEDULES, RECOMPUTE_MODES, Builder, Schedule
 from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import defer_batch_norm
 from gpipe.stage.boundary import unpack
 from gpipe.stage.device import default_devices, require_devices
 from gpipe.stage.loss import LossFunction, reduction_of
 from gpipe.stage.microbatch import Batch, Split, join, num_rows, slice_sizes
+from gpipe.stage.sequential import require_sequential
 from gpipe.stage.skip import skip_routes
 from gpipe.stage.stage import Stage
 from gpipe.timeline import Timeline
@@ -51,9 +53,6 @@ class StepResult:
         return self._recorder.timeline if self._recorder else None
 
 
-_FORWARD_ONLY = ("fill_drain", "never")
-
-
 class GPipe(nn.Module):
     """A Sequential whose stages work on the micro-batches of a mini-batch in a pipeline.
 
@@ -69,8 +68,11 @@ class GPipe(nn.Module):
         chunks: How many micro-batches a mini-batch is cut into, where it has that many rows.
         checkpoint: Which micro-batches drop their activations and recompute them before their
             backward: "always"; "except_last", not where the backward comes next anyway; "never".
-        schedule: The order of `step`: "fill_drain" or "1f1b". `model(x)` is always fill-drain.
-        devices: One per stage. None: the accelerators; without any, "cpu" for every stage.
+        schedule: The order of `step`: "fill_drain", "1f1b", "interleaved_1f1b",
+            "looped_breadth_first", a `Schedule`, or a function
+            (num_stages, num_microbatches) -> Schedule. `model(x)` is always fill-drain.
+        devices: One per worker; a worker has one stage, or several under the last four: by name,
+            stage s is on worker s mod K. None: the accelerators; without any, "cpu" for all.
         deferred_batch_norm: Whether the running statistics of BatchNorm layers are updated once a
             mini-batch, as by the un-split one, instead of once a micro-batch.
         split: Along which dimension tensors are cut into micro-batches; by default along 0. A
@@ -82,6 +84,7 @@ class GPipe(nn.Module):
         TypeError: `module` is no Sequential, or an argument has the wrong type.
         ValueError: An argument has a value that cannot be; the message says which can.
         PlanError: There are fewer layers than stages.
+        ScheduleError: The schedule is for other sizes, incomplete, disordered or deadlocked.
     """
 
     def __init__(
@@ -91,20 +94,21 @@ class GPipe(nn.Module):
         chunks: int = 1,
         *,
         checkpoint: str = "except_last",
-        schedule: str = "1f1b",
+        schedule: str | Schedule | Builder = "1f1b",
         devices: Sequence[torch.device | str] | None = None,
         deferred_batch_norm: bool = False,
         split: Split = None,
     ) -> None:
         super().__init__()
-        _require_sequential(module)
+        require_sequential(module)
         self.chunks = require_count("chunks", chunks)
         self.checkpoint = require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
-        self.schedule = require_choice("schedule", schedule, SCHEDULES)
+        self.schedule = schedule
         self.deferred_batch_norm = deferred_batch_norm
         self.split = 0 if split is None else split
         self.balance = _balance(module, balance, devices)
-        self.devices = require_devices(devices, len(self.balance))
+        num_workers = _num_workers(schedule, devices)
+        self.devices = require_devices(devices, self._make_orders(num_workers).num_workers)
         # What hangs on the Sequential hangs on this module now: its layers keep their names.
         # (Last, since a layer may have the name of an attribute above.)
         of_torch = vars(nn.Module())
@@ -144,9 +148,9 @@ class GPipe(nn.Module):
         rows = num_rows(batch)
         with self._engine_of_layers().turn():
             if not self._trains(rows):
-                schedule = self._schedule_of(*_FORWARD_ONLY, rows)
+                schedule = self._orders.of_model(self._num_microbatches(rows), "never")
                 return unpack(join(self._engine.evaluate(batch, schedule), self._output_dim()))
-            schedule = self._schedule_of("fill_drain", self.checkpoint, rows)
+            schedule = self._orders.of_model(self._num_microbatches(rows), self.checkpoint)
             output = self._engine.differentiable(
                 batch, schedule, self._trained(), self._output_dim()
             )
@@ -190,12 +194,15 @@ class GPipe(nn.Module):
         reduction = reduction_of(loss_fn, loss_reduction)
         with self._engine_of_layers().turn():
             trains = self._trains(rows)
-            name, checkpoint = (self.schedule, self.checkpoint) if trains else _FORWARD_ONLY
-            schedule = self._schedule_of(name, checkpoint, rows)
+            num_microbatches = self._num_microbatches(rows)
+            if trains:
+                schedule = self._orders.of_step(num_microbatches, self.checkpoint)
+            else:
+                schedule = self._orders.of_model(num_microbatches, "never")
             head = LossHead(
                 reduction,
-                targets.slices(schedule.num_microbatches),
-                slice_sizes(rows, schedule.num_microbatches),
+                targets.slices(num_microbatches),
+                slice_sizes(rows, num_microbatches),
                 self.devices[-1],
                 loss_scale=loss_scale,
                 output_dim=self._output_dim() if return_output else None,
@@ -211,7 +218,7 @@ class GPipe(nn.Module):
             return StepResult(head.total(), head.output(), recorder)
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_engine", "_schedules")
+        derived = ("_engine", "_orders")
         return {name: value for name, value in vars(self).items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -222,13 +229,16 @@ class GPipe(nn.Module):
         """Make what follows from the arguments, and is neither copied nor pickled."""
         named_layers = iter(self.named_children())
         stages: list[Stage] = []
-        for num_layers, device in zip(self.balance, self.devices, strict=True):
-            first_layer = sum(len(stage) for stage in stages)
+        self._orders = self._make_orders(len(self.devices))
+        for num_layers, worker in zip(self.balance, self._orders.worker_of, strict=True):
+            first_layer, device = sum(len(stage) for stage in stages), self.devices[worker]
             names, layers = zip(*islice(named_layers, num_layers), strict=True)
             stages.append(Stage(len(stages), names, layers, first_layer, device))
         norms = defer_batch_norm(self._layers()) if self.deferred_batch_norm else []
         self._engine = Engine(stages, len(self.devices), self._routes(), norms)
-        self._schedules: dict[tuple[str, str, int], Schedule] = {}
+
+    def _make_orders(self, num_workers: int | None) -> Orders:
+        return Orders(self.schedule, len(self.balance), self.chunks, num_workers)
 
     def _engine_of_layers(self) -> Engine:
         """The engine; a new one if layers were exchanged since the last mini-batch."""
@@ -265,15 +275,8 @@ class GPipe(nn.Module):
         named = self.named_parameters()
         return {parameter: name for name, parameter in named if parameter.requires_grad}
 
-    def _schedule_of(self, name: str, checkpoint: str, rows: int) -> Schedule:
-        """The checked schedule for a mini-batch of this size; each is made once."""
-        key = name, checkpoint, max(1, min(self.chunks, rows))
-        if key not in self._schedules:
-            plain = resolve(name, len(self.balance), key[-1])
-            schedule = add_recompute(plain, checkpoint)
-            check(schedule)
-            self._schedules[key] = schedule
-        return self._schedules[key]
+    def _num_microbatches(self, rows: int) -> int:
+        return max(1, min(self.chunks, rows))
 
 
 def _parameters_of_loss(loss_fn: LossFunction) -> tuple[list[Aliases], dict[Parameter, str]]:
@@ -285,40 +288,6 @@ def _parameters_of_loss(loss_fn: LossFunction) -> tuple[list[Aliases], dict[Para
     return [Aliases(loss_fn)] if names else [], names
 
 
-def _require_sequential(module: object) -> None:
-    """Refuse what does not simply call its children one after the other."""
-    if not isinstance(module, nn.Sequential):
-        raise TypeError(
-            f"module is a {type(module).__name__}, not an nn.Sequential. "
-            "Write the model as nn.Sequential(layer, layer, …), which can be cut between layers."
-        )
-    if type(module).forward is not nn.Sequential.forward:
-        raise TypeError(
-            f"{type(module).__name__} has a forward of its own, which a pipeline would leave out. "
-            "Move what it does into layers of a plain nn.Sequential."
-        )
-    if len(module) == 0:
-        raise ValueError("module has no layer. Give the nn.Sequential at least one.")
-    _refuse_shared_modules(module)
-
-
-def _refuse_shared_modules(sequential: nn.Sequential) -> None:
-    """Refuse one module in two layers: it cannot live on two devices, nor have two gradients."""
-    layer_of: dict[nn.Module, str] = {}
-    for name, layer in sequential._modules.items():
-        assert layer is not None
-        for module in layer.modules():
-            other = layer_of.setdefault(module, name)
-            # What has no parameters, such as an activation, may be shared.
-            if other != name and (module is layer or module._parameters):
-                what = "the same module" if module is layer else f"one {type(module).__name__}"
-                raise ValueError(
-                    f"Layers {other!r} and {name!r} are or contain {what}, which cannot live in "
-                    "two stages. Make two modules and let them share parameters: "
-                    "b.weight = a.weight."
-                )
-
-
 def _warn_of_replicas() -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         warnings.warn(
@@ -327,6 +296,15 @@ def _warn_of_replicas() -> None:
             "loss.backward(), or average the gradients yourself.",
             stacklevel=3,
         )
+
+
+def _num_workers(
+    schedule: str | Schedule | Builder, devices: Sequence[torch.device | str] | None
+) -> int | None:
+    """How many workers share the stages, where that is not for the schedule to say."""
+    if not isinstance(schedule, str) or schedule not in LOOPED_SCHEDULES:
+        return None
+    return len(default_devices() if devices is None else devices) or None
 
 
 def _balance(

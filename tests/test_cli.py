@@ -73,7 +73,10 @@ def test_a_run_ends_with_its_result(capsys: pytest.CaptureFixture[str]) -> None:
         ("pipeline.stages=9", "pipeline.stages: "),
         ("pipeline.chunks=0", "pipeline.chunks: 0 is not allowed. Give a whole number, 1 or more"),
         ("pipeline.chunks=four", 'pipeline.chunks: "four" is not allowed. Give a whole number'),
-        ("pipeline.schedule=1f1bb", "Give fill_drain or 1f1b. Did you mean `1f1b`?"),
+        (
+            "pipeline.schedule=1f1bb",
+            "Give fill_drain, 1f1b, interleaved_1f1b or looped_breadth_first. Did you mean `1f1b`?",
+        ),
         ("trainig.epochs=1", 'trainig: is no key (value {"epochs": 1}). Did you mean `train`?'),
         ("train.num-epochs=1", "train.num-epochs: is no key (value 1). Did you mean `epochs`?"),
         ("model={factory: 'users_model:lone_layer'}", "returns a Linear. Return an nn.Sequential."),

@@ -36,7 +36,7 @@ from tests.members import mlp
         ({"balance": 2, "chunks": 2.5}, TypeError, r"`chunks` is 2\.5"),
         ({"balance": 2, "checkpoint": "allways"}, ValueError, r"'allways'\. Use one of .*'always'"),
         ({"balance": 2, "schedule": "1f1c"}, ValueError, r"'1f1c'\. Use one of .*'1f1b'"),
-        ({"balance": 2, "devices": ["cpu"]}, ValueError, r"2 stages and 1 devices\. Pass"),
+        ({"balance": 2, "devices": ["cpu"]}, ValueError, r"2 workers and 1 devices\. Pass"),
         ({"balance": 2, "devices": "cpu"}, TypeError, r"devices is 'cpu'\. Pass a list"),
     ],
 )

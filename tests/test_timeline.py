@@ -2,10 +2,10 @@ from itertools import product
 
 import pytest
 
-from gpipe.schedule import SCHEDULES, Action, Kind, unit_slots
-from gpipe.timeline import Event, Timeline, ideal_bubble
+from gpipe.schedule import SCHEDULES, Action, Kind, Transfer, unit_slots
+from gpipe.timeline import Event, HeldBytes, LostTime, Timeline, ideal_bubble
 
-F, R, B = Kind
+F, R, B = map(Kind, "FRB")
 
 
 def unit_timeline(schedule, offset_s=0.0):
@@ -89,3 +89,30 @@ def test_ideal_bubble():
         ideal_bubble(0, 4)
     with pytest.raises(TypeError, match=r"`num_microbatches` is 4.0"):
         ideal_bubble(4, 4.0)
+
+
+def test_transfers_are_events_that_keep_nobody_busy():
+    events = [
+        Event(0, Action(F, 0, 0), 0.0, 1.0),
+        Event(0, Transfer(Kind.SEND_ACTIVATION, 0, 0, 1), 1.0, 3.0),
+        Event(1, Transfer(Kind.RECEIVE_ACTIVATION, 1, 0, 0), 1.0, 3.0),
+        Event(1, Action(F, 1, 0), 3.0, 4.0),
+    ]
+    timeline = Timeline(tuple(events), 2)
+    assert timeline.worker_bubbles == (0.75, 0.75)
+    assert timeline.bubble == 0.75
+    assert timeline.rows == ((Action(F, 0, 0),), (Action(F, 1, 0),))
+
+
+def test_a_measured_timeline_has_no_bytes():
+    timeline = Timeline((Event(0, Action(F, 0, 0), 0.0, 3.0),), num_workers=1)
+    assert timeline.held_bytes is timeline.peak_bytes is timeline.lost_time is None
+
+
+def test_the_peak_is_the_highest_level_of_each_worker():
+    held = (HeldBytes((0.0, 1.0, 2.0), (3.0, 7.0, 0.0)), HeldBytes((), ()))
+    assert Timeline((), 2, held).peak_bytes == (7.0, 0)
+
+
+def test_lost_time_is_idle_time_and_recompute():
+    assert LostTime(1.0, 2.0, 3.0, 4.0, 5.0).idle_s == 10.0

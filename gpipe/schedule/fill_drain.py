@@ -1,7 +1,7 @@
 """Fill-drain: all forwards, then all backwards."""
 
 from gpipe.arguments import require_count
-from gpipe.schedule.action import Action, Kind
+from gpipe.schedule.breadth_first import breadth_first
 from gpipe.schedule.schedule import Schedule
 
 __all__ = ["fill_drain"]
@@ -30,13 +30,5 @@ def fill_drain(num_stages: int, num_microbatches: int) -> Schedule:
         TypeError: A size is no whole number.
         ValueError: A size is below 1.
     """
-    num_stages = require_count("num_stages", num_stages)
-    microbatches = range(require_count("num_microbatches", num_microbatches))
-    rows = tuple(_row(stage, microbatches) for stage in range(num_stages))
-    return Schedule(rows, num_stages, len(microbatches))
-
-
-def _row(stage: int, microbatches: range) -> tuple[Action, ...]:
-    fill = [Action(Kind.FORWARD, stage, microbatch) for microbatch in microbatches]
-    drain = [Action(Kind.BACKWARD, stage, microbatch) for microbatch in reversed(microbatches)]
-    return (*fill, *drain)
+    stages = range(require_count("num_stages", num_stages))
+    return breadth_first(stages, require_count("num_microbatches", num_microbatches))

@@ -1,8 +1,8 @@
 """How many micro-batches a worker holds."""
 
-from itertools import accumulate
+import numpy as np
 
-from gpipe.schedule.action import Action, Kind
+from gpipe.schedule.action import Kind
 from gpipe.schedule.schedule import Schedule
 
 __all__ = ["peak_held"]
@@ -22,8 +22,6 @@ def peak_held(schedule: Schedule) -> tuple[int, ...]:
     Returns:
         One number per worker.
     """
-    return tuple(_peak(row) for row in schedule.rows)
-
-
-def _peak(row: tuple[Action, ...]) -> int:
-    return max(accumulate(CHANGE.get(action.kind, 0) for action in row), default=0)
+    change = np.array([CHANGE.get(lane.kind, 0) for lane in schedule.lanes], np.int64)
+    levels = (np.cumsum(change[list(row)]) for row in schedule.lane_rows)
+    return tuple(int(level.max(initial=0)) for level in levels)

@@ -1,10 +1,13 @@
 """1F1B: one forward, one backward, in turn."""
 
+from collections.abc import Sequence
+from itertools import chain
+
 from gpipe.arguments import require_count
 from gpipe.schedule.action import Action, Kind
 from gpipe.schedule.schedule import Schedule
 
-__all__ = ["one_f_one_b"]
+__all__ = ["in_turn", "one_f_one_b"]
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
@@ -36,11 +39,23 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     return Schedule(rows, num_stages, num_microbatches)
 
 
+def in_turn(
+    forwards: Sequence[Action], backwards: Sequence[Action], num_ahead: int
+) -> tuple[Action, ...]:
+    """The first `num_ahead` forwards, then forward and backward in turn, then what is left.
+
+    Args:
+        forwards: Those of one worker, in order.
+        backwards: As many, in order.
+        num_ahead: Forwards that run before the first one that has a backward behind it.
+    """
+    num_ahead = min(num_ahead, len(forwards))
+    pairs = zip(forwards[num_ahead:], backwards, strict=False)  # the last `num_ahead` have no pair
+    left = backwards[len(forwards) - num_ahead :]
+    return (*forwards[:num_ahead], *chain.from_iterable(pairs), *left)
+
+
 def _row(stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
     forwards = [Action(Kind.FORWARD, stage, microbatch) for microbatch in range(num_microbatches)]
     backwards = [Action(Kind.BACKWARD, stage, microbatch) for microbatch in range(num_microbatches)]
-    num_ahead = min(num_stages - 1 - stage, num_microbatches)
-    pairs = zip(forwards[num_ahead:], backwards, strict=False)  # the last `num_ahead` have no pair
-    in_turn = [action for pair in pairs for action in pair]
-    left = backwards[num_microbatches - num_ahead :]
-    return (*forwards[:num_ahead], *in_turn, *left)
+    return in_turn(forwards, backwards, num_stages - 1 - stage)

@@ -1,14 +1,13 @@
 """The order in which rows run against each other."""
 
 from collections import defaultdict, deque
-from collections.abc import Container
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpipe.schedule.action import Action
-from gpipe.schedule.dependencies import predecessors
-from gpipe.schedule.schedule import Schedule
+from gpipe.schedule.graph import Graph
 
-__all__ = ["Order", "Wait", "run_order"]
+__all__ = ["Order", "Wait", "run"]
 
 
 class Wait(NamedTuple):
@@ -20,56 +19,68 @@ class Wait(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What ran, in a possible order, and who stands still in the end (nobody if all ran)."""
+    """How the rows ran against each other.
 
-    actions: list[Action]
+    Attributes:
+        turns: Pairs (worker, place): the worker carries out its row up to that place, excluded.
+        waits: Who stands still in the end; nobody if all ran.
+    """
+
+    turns: list[tuple[int, int]]
     waits: list[Wait]
 
 
-def run_order(schedule: Schedule) -> Order:
+def run(graph: Graph) -> Order:
     """Runs the rows against each other, without times, until nothing moves any more.
 
-    Every worker that can move makes one step in turn. One that cannot is put aside under the
-    action that it misses, and looked at again when that one has run and not before: the time is
-    linear in the number of actions.
+    A worker goes on until it must wait. It is then put aside under the action that it misses, and
+    looked at again when that one has run and not before: the time is linear in the number of
+    actions.
 
     Args:
-        schedule: Any schedule; it need not be complete.
+        graph: That of any schedule; it need not be complete.
 
     Returns:
-        The actions in an order that keeps every row and every predecessor, and the waits.
+        Turns that keep every row and every wait, and who is left.
     """
-    order: list[Action] = []
-    done: set[Action] = set()
-    aside: defaultdict[Action, list[int]] = defaultdict(list)
-    position = [0] * schedule.num_workers
-    movable = deque(range(schedule.num_workers))
+    done = bytearray(graph.size)
+    for number in graph.given:
+        done[number] = True
+    aside: defaultdict[int, list[int]] = defaultdict(list)
+    movable = deque(range(graph.schedule.num_workers))
+    workers = [_work(graph, worker, done, aside, movable) for worker in movable]
+    turns, waiting = [], {}
     while movable:
         worker = movable.popleft()
-        if position[worker] == len(schedule.rows[worker]):
-            continue
-        action = schedule.rows[worker][position[worker]]
-        missing = _first_missing(action, schedule, done)
+        place, missing = next(workers[worker])
+        turns.append((worker, place))
+        waiting[worker] = place, missing
         if missing is not None:
             aside[missing].append(worker)
-            continue
-        order.append(action)
-        done.add(action)
-        position[worker] += 1
-        movable.extend([*aside.pop(action, ()), worker])
-    return Order(order, _waits(schedule, position, aside))
+    return Order(turns, list(_waits(graph, waiting)))
 
 
-def _first_missing(action: Action, schedule: Schedule, done: Container[Action]) -> Action | None:
-    for predecessor in predecessors(action, schedule):
-        if predecessor not in done:
-            return predecessor
-    return None
+def _work(
+    graph: Graph,
+    worker: int,
+    done: bytearray,
+    aside: dict[int, list[int]],
+    movable: deque[int],
+) -> Iterator[tuple[int, int | None]]:
+    """Carries out a row; yields the place and the missing number each time that it must wait."""
+    needs, lanes = graph.needs, graph.schedule.lane_rows[worker]
+    for place, number in enumerate(graph.numbers[worker].tolist()):
+        for distance in needs[lanes[place]]:
+            while not done[number + distance]:
+                yield place, number + distance
+        done[number] = True
+        if number in aside:
+            movable.extend(aside.pop(number))
+    yield len(lanes), None
 
 
-def _waits(schedule: Schedule, position: list[int], aside: dict[Action, list[int]]) -> list[Wait]:
-    return sorted(
-        Wait(worker, schedule.rows[worker][position[worker]], missing)
-        for missing, workers in aside.items()
-        for worker in workers
-    )
+def _waits(graph: Graph, waiting: dict[int, tuple[int, int | None]]) -> Iterator[Wait]:
+    for worker, (place, missing) in sorted(waiting.items()):
+        if missing is not None:
+            action = graph.schedule.rows[worker][place]
+            yield Wait(worker, action, graph.action(missing))

@@ -41,11 +41,27 @@ def add_recompute(schedule: Schedule, mode: str) -> Schedule:
 
 
 def _recomputing(row: tuple[Action, ...], schedule: Schedule, mode: str) -> Iterator[Action]:
-    for before, action in zip((None, *row), row, strict=False):
-        _, stage, microbatch = action
-        is_fresh = before == Action(Kind.FORWARD, stage, microbatch)
-        is_kept = mode == "except_last" and is_fresh
-        is_done = (stage, microbatch) in schedule.recomputed
-        if action.kind == Kind.BACKWARD and not is_kept and not is_done:
-            yield Action(Kind.RECOMPUTE, stage, microbatch)
+    before: Action | None = None
+    transfers: list[Action] = []  # those behind `before`
+    for action in row:
+        if action.peer is not None:
+            transfers.append(action)
+            continue
+        kind, stage, microbatch = action
+        is_kept = mode == "except_last" and before == (Kind.FORWARD, stage, microbatch)
+        is_done = kind is not Kind.BACKWARD or (stage, microbatch) in schedule.recomputed
+        if not is_kept and not is_done:
+            recompute = Action(Kind.RECOMPUTE, stage, microbatch)
+            transfers.insert(_wait_for_gradient(action, transfers), recompute)
+        yield from transfers
         yield action
+        before = action
+        transfers.clear()
+    yield from transfers
+
+
+def _wait_for_gradient(backward: Action, transfers: list[Action]) -> int:
+    """The first place at which a gradient for `backward` is received; the end, if none is."""
+    wanted = (Kind.RECEIVE_GRADIENT, *backward[1:])
+    places = (place for place, each in enumerate(transfers) if each[:3] == wanted)
+    return next(places, len(transfers))

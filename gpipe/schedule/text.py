@@ -2,15 +2,17 @@
 
 from collections.abc import Container, Sequence
 
-from gpipe.schedule.action import Action
-from gpipe.schedule.dependencies import predecessors
-from gpipe.schedule.order import run_order
+from gpipe.schedule.action import Action, Kind
+from gpipe.schedule.clock import clock, kind_durations
+from gpipe.schedule.graph import graph_of
+from gpipe.schedule.order import run
 from gpipe.schedule.schedule import Schedule
 
 __all__ = ["grid", "picture", "unit_slots"]
 
 BUBBLE = "."
 ELLIPSIS = "..."
+SLOTS = {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: 1}
 
 
 def grid(
@@ -33,8 +35,8 @@ def grid(
 def picture(schedule: Schedule) -> str:
     """Draws the schedule over time: every action takes one slot, the earliest one possible.
 
-    A dot is a slot in which a worker waits (a bubble). An action that can never run is left out;
-    `check` says why it cannot.
+    A dot is a slot in which a worker waits (a bubble). Transfers take no time and are left out, and
+    so is an action that can never run; `check` says why it cannot.
 
     Args:
         schedule: Any schedule, usually a valid one.
@@ -51,22 +53,24 @@ def picture(schedule: Schedule) -> str:
 
 
 def unit_slots(schedule: Schedule) -> dict[Action, int]:
-    """The earliest slot of every action where each takes one slot and a boundary costs nothing.
+    """The earliest slot of every action where each takes one slot and a transfer none.
 
     Args:
         schedule: Any schedule, usually a valid one.
 
     Returns:
-        Slots, counted from 0; an action that can never run has none.
+        Slots of all that compute, counted from 0; an action that can never run has none.
     """
-    slots: dict[Action, int] = {}
-    free = [0] * schedule.num_workers
-    for action in run_order(schedule).actions:
-        worker = schedule.worker_of(action.stage)
-        needed = [slots[predecessor] + 1 for predecessor in predecessors(action, schedule)]
-        slots[action] = max(free[worker], *needed, 0)
-        free[worker] = slots[action] + 1
-    return slots
+    graph = graph_of(schedule)
+    order = run(graph)
+    starts = clock(graph, order, kind_durations(graph, SLOTS)).starts
+    stops = dict(order.turns)  # the last turn of each worker stays
+    return {
+        action: int(starts[number])
+        for worker, row in enumerate(schedule.rows)
+        for action, number in zip(row[: stops[worker]], graph.numbers[worker], strict=False)
+        if action.kind in SLOTS
+    }
 
 
 def _excerpt(row: Sequence[Action], marked: Container[Action], reach: int | None) -> list[str]:

@@ -17,32 +17,36 @@ def default_devices() -> list[torch.device]:
 
 
 def require_devices(
-    devices: Sequence[torch.device | str] | None, num_stages: int
+    devices: Sequence[torch.device | str] | None, num_workers: int
 ) -> list[torch.device]:
-    """One device for each stage.
+    """One device for each worker.
 
     Args:
         devices: As the caller gave them; None for the accelerators, or the CPU without any.
-        num_stages: How many are needed.
+        num_workers: How many are needed.
 
     Raises:
         TypeError: `devices` is one device instead of a list of them.
-        ValueError: Their number is not that of the stages.
+        ValueError: Their number is not that of the workers.
     """
     if devices is None:
-        devices = default_devices()[:num_stages] or [torch.device("cpu")] * num_stages
+        devices = default_devices()[:num_workers] or [torch.device("cpu")] * num_workers
     if isinstance(devices, str | torch.device):
-        raise TypeError(f"devices is {devices!r}. Pass a list with one device for each stage.")
-    if len(devices) != num_stages:
+        raise TypeError(f"devices is {devices!r}. Pass a list with one device for each worker.")
+    if len(devices) != num_workers:
         raise ValueError(
-            f"There are {num_stages} stages and {len(devices)} devices. "
-            "Pass `devices` with one for each stage (one may stand there twice)."
+            f"There are {num_workers} workers and {len(devices)} devices. "
+            "Pass `devices` with one for each worker (one may stand there twice)."
         )
-    return [_with_index(torch.device(device)) for device in devices]
+    return [_found(device) for device in devices]
 
 
-def _with_index(device: torch.device) -> torch.device:
-    """The device that "cuda" means now: tensors there say "cuda:0", which is not equal to it."""
-    if device.type == "cpu" or device.index is not None:
-        return device
-    return torch.device(device.type, torch.get_device_module(device).current_device())
+def _found(name: torch.device | str) -> torch.device:
+    """The device as its tensors name it: "cuda" is "cuda:0" to them, which is not equal to it."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        here = ", ".join(map(str, default_devices())) or "none but the CPU"
+        raise ValueError(
+            f"devices holds {name!r}, which is not on this machine. Here is {here}."
+        ) from error

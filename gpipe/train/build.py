@@ -112,6 +112,8 @@ def _pipeline(config: PipelineConfig, module: nn.Sequential) -> GPipe:
             config.chunks,
             checkpoint=config.checkpoint,
             schedule=config.schedule,
+            devices=config.devices,
+            deferred_batch_norm=config.deferred_batch_norm,
         )
     except (TypeError, ValueError, GpipeError) as error:
         raise RunFileError([Mistake(_blame(error, config, module), str(error))]) from error

@@ -28,6 +28,8 @@ __all__ = [
 LossName = Literal["cross_entropy", "nll", "mse", "l1", "smooth_l1", "bce_with_logits"]
 _LOSSES = "cross_entropy, nll, mse, l1, smooth_l1, bce_with_logits"
 _FACTORY = '"module:callable", for example "gpipe.models:mlp"'
+ScheduleName = Literal["fill_drain", "1f1b", "interleaved_1f1b", "looped_breadth_first"]
+_SCHEDULES = "fill_drain, 1f1b, interleaved_1f1b or looped_breadth_first"
 _Factory = Annotated[str, Field(pattern=r"^[^:\s]+:[^:\s]+$", description=_FACTORY)]
 _Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
 
@@ -83,10 +85,17 @@ class PipelineConfig(_Section):
         description='"parameters" or the number of layers of each stage, such as [2, 2, 1]',
     )
     chunks: _Count = 1
-    schedule: Literal["fill_drain", "1f1b"] = Field("1f1b", description="fill_drain or 1f1b")
+    schedule: ScheduleName = Field("1f1b", description=_SCHEDULES)
     checkpoint: Literal["always", "except_last", "never"] = Field(
         "except_last", description="always, except_last or never"
     )
+    devices: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        strict=False,  # YAML has lists
+        description='a list with a device for each worker, such as ["cuda:0", "cuda:1"]',
+    )
+    deferred_batch_norm: bool = Field(False, description="true or false")
 
     @model_validator(mode="after")
     def _stages_fit_balance(self) -> Self:

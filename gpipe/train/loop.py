@@ -122,7 +122,9 @@ class _Trainer:
     def _record(
         self, rows: int, elapsed_s: float, loss: float, lr: float, timeline: Timeline
     ) -> None:
-        self.tally.add(rows, elapsed_s, timeline, self._run.config.pipeline.chunks)
+        model = self._run.model
+        share = len(model.stages) // len(model.devices)
+        self.tally.add(rows, elapsed_s, timeline, model.chunks, share)
         self._metrics.write(
             "step",
             self.step + 1,

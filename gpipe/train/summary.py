@@ -11,8 +11,8 @@ __all__ = ["summary", "warn_of_bubble"]
 
 
 def warn_of_bubble(run: Run) -> None:
-    """Says how long stages will wait where there are fewer micro-batches than stages."""
-    num_stages, num_microbatches = len(run.model.stages), _num_microbatches(run)
+    """Says how long stages will wait where there are fewer micro-batches than workers."""
+    num_stages, num_microbatches = len(run.model.devices), _num_microbatches(run)
     if num_microbatches >= num_stages:
         return
     bubble, better = (ideal_bubble(num_stages, m) for m in (num_microbatches, 4 * num_stages))
@@ -30,9 +30,17 @@ def summary(run: Run, evaluation: Evaluation, tally: Tally) -> str:
     """
     return (
         f"{evaluation}, {tally.rows_per_s:,.0f} rows/s, bubble {tally.bubble:.1%} measured,"
-        f" {tally.ideal_bubble:.1%} by the formula (K-1)/(M+K-1)"
-        f" with K={len(run.model.stages)}, M={_num_microbatches(run)}"
+        f" {tally.ideal_bubble:.1%} by the formula {_formula(run)}"
     )
+
+
+def _formula(run: Run) -> str:
+    num_workers, num_microbatches = len(run.model.devices), _num_microbatches(run)
+    share = len(run.model.stages) // num_workers
+    sizes = f"K={num_workers}, M={num_microbatches}"
+    if share == 1:
+        return f"(K-1)/(M+K-1) with {sizes}"
+    return f"(K-1)/(v M+K-1) with {sizes}, v={share}"
 
 
 def _num_microbatches(run: Run) -> int:

@@ -22,13 +22,21 @@ class Tally:
     _waited_s: float = 0.0
     _ideally_waited_s: float = 0.0
 
-    def add(self, num_rows: int, elapsed_s: float, timeline: Timeline, chunks: int) -> None:
+    def add(
+        self,
+        num_rows: int,
+        elapsed_s: float,
+        timeline: Timeline,
+        chunks: int,
+        stages_per_worker: int = 1,
+    ) -> None:
         """Adds one step; `chunks` is what was asked for, of a short mini-batch less is made."""
         self.num_rows += num_rows
         self.elapsed_s += elapsed_s
         self._makespan_s += timeline.makespan_s
         self._waited_s += timeline.bubble * timeline.makespan_s
-        ideal = ideal_bubble(timeline.num_workers, min(chunks, num_rows))
+        num_turns = stages_per_worker * min(chunks, num_rows)
+        ideal = ideal_bubble(timeline.num_workers, num_turns)
         self._ideally_waited_s += ideal * timeline.makespan_s
 
     @property
@@ -43,5 +51,5 @@ class Tally:
 
     @property
     def ideal_bubble(self) -> float:
-        """The same share for equal stages with a device each, by the formula (K-1)/(M+K-1)."""
+        """The same share for equal stages with a device each, by the formula (K-1)/(v M+K-1)."""
         return self._ideally_waited_s / self._makespan_s if self._makespan_s else 0.0

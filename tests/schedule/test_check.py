@@ -8,19 +8,25 @@ from hypothesis import strategies as st
 
 from gpipe.errors import ScheduleError
 from gpipe.schedule import (
+    LOOPED_SCHEDULES,
     RECOMPUTE_MODES,
     SCHEDULES,
     Action,
     Kind,
     Schedule,
+    Transfer,
     add_recompute,
+    add_transfers,
     check,
     fill_drain,
+    interleaved_1f1b,
     one_f_one_b,
     peak_held,
 )
+from tests.schedule.blocking import runs_to_the_end
+from tests.schedule.members import builders
 
-F, R, B = Kind
+F, R, B = map(Kind, "FRB")
 MEMBERS = list(product(sorted(SCHEDULES), RECOMPUTE_MODES))
 all_members = pytest.mark.parametrize(("name", "mode"), MEMBERS)
 
@@ -39,7 +45,7 @@ def may_run(action, done, everything, num_stages):
     return has_gradient and ((R if dropped else F), stage, microbatch) in done
 
 
-def runs_to_the_end(schedule):
+def finishes(schedule):
     rows = [list(row) for row in schedule.rows]
     everything = {action for row in rows for action in row}
     done = set()
@@ -67,9 +73,7 @@ def lives_on_one_worker_each(schedule):
 
 
 def is_valid(schedule):
-    return (
-        is_complete(schedule) and lives_on_one_worker_each(schedule) and runs_to_the_end(schedule)
-    )
+    return is_complete(schedule) and lives_on_one_worker_each(schedule) and finishes(schedule)
 
 
 def is_accepted(schedule):
@@ -99,6 +103,25 @@ def places(schedule):
 def test_law_every_builder_passes_in_every_mode_and_size(name, mode):
     for num_stages, num_microbatches in product(range(1, 9), range(1, 25)):
         check(add_recompute(SCHEDULES[name](num_stages, num_microbatches), mode))
+
+
+@pytest.mark.parametrize("mode", RECOMPUTE_MODES)
+@pytest.mark.parametrize("v", [1, 2, 3])
+@pytest.mark.parametrize("name", sorted(LOOPED_SCHEDULES))
+def test_law_several_stages_per_worker_pass_too(name, v, mode):
+    for num_workers, num_microbatches in product((1, 2, 3, 5, 8), (1, 2, 3, 7, 8, 9, 24)):
+        schedule = LOOPED_SCHEDULES[name](num_workers, v, num_microbatches)
+        check(add_recompute(schedule, mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", RECOMPUTE_MODES)
+@pytest.mark.parametrize("num_workers", range(1, 9))
+def test_law_every_size_of_every_builder_passes(num_workers, mode):
+    for *_, schedule in builders([num_workers], (1, 2, 3), range(1, 25)):
+        assert check(add_recompute(schedule, mode)) == peak_held(schedule)
+        lowered = add_transfers(add_recompute(schedule, mode))
+        assert runs_to_the_end(lowered)
 
 
 @pytest.mark.parametrize("mode", RECOMPUTE_MODES)
@@ -239,3 +262,87 @@ def test_the_message_stays_readable_when_everything_is_wrong():
     assert "And 3980 more mistakes." in message
     assert re.search(r"^worker 3  F3\.0 .* \.\.\.$", message, re.MULTILINE)
     assert len(message) < 5000
+
+
+def test_tells_the_most_micro_batches_that_each_worker_holds():
+    assert check(one_f_one_b(4, 8)) == check(add_transfers(one_f_one_b(4, 8))) == (4, 3, 2, 1)
+
+
+# ---- transfers ----------------------------------------------------------------------------------
+
+SEND, RECEIVE = Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION
+
+
+def sent(num_stages=2, num_microbatches=2):
+    return [list(row) for row in add_transfers(one_f_one_b(num_stages, num_microbatches)).rows]
+
+
+def test_mistakes_with_transfers_are_named_at_once():
+    rows = sent()
+    rows[0].remove(Transfer(SEND, 0, 1, 1))
+    rows[1].insert(0, Transfer(RECEIVE, 1, 0, 0))
+    rows[1] += [Transfer(RECEIVE, 1, 7, 0), Transfer(SEND, 1, 0, 0), Transfer(SEND, 0, 0, 5)]
+    told = refusal(rows, 2, 2).splitlines()
+    assert told[:5] == [
+        "The schedule (2 stages, 2 micro-batches) is wrong.",
+        "A0>1.1 stands in no row. Add it to that of the worker of its stage.",
+        "A1<0.0 stands 2 times, on worker 1. Keep one.",
+        "A1<0.7 lies outside 2 stages and 2 micro-batches, counted from 0. Leave it out.",
+        "A1>0.0 leads the wrong way: gradients go to earlier stages, activations to later. "
+        "Leave it out.",
+    ]
+    assert "A0>5.0 lies outside 2 stages and 2 micro-batches, counted from 0. Leave it out." in told
+
+
+def test_a_transfer_within_a_worker_has_nowhere_to_go():
+    rows = [list(row) for row in add_transfers(interleaved_1f1b(2, 2, 1)).rows]
+    rows[0].append(Transfer(SEND, 0, 0, 2))
+    assert "A0>2.0 has nowhere to go: both stages live on worker 0. Leave it out." in refusal(
+        rows, 4, 1
+    )
+
+
+def test_two_receives_in_the_other_order_cross():
+    rows = [list(row) for row in add_transfers(fill_drain(2, 2)).rows]
+    assert [str(action) for action in rows[1][:3]] == ["A1<0.0", "F1.0", "A1<0.1"]
+    rows[1][:3] = [rows[1][2], rows[1][0], rows[1][1]]
+    assert refusal(rows, 2, 2).splitlines() == [
+        "The schedule (2 stages, 2 micro-batches) is wrong.",
+        "Workers 0 and 1 disagree on what comes next between them: A0>1.0 on worker 0, A1<0.1 on "
+        "worker 1. Put their transfers in the same order.",
+        "The rows (* marks the actions above):",
+        "worker 0  F0.0    A0>1.0* F0.1    A0>1.1  G0<1.1  B0.1    G0<1.0  B0.0",
+        "worker 1  A1<0.1* A1<0.0  F1.0    F1.1    B1.1    G1>0.1  B1.0    G1>0.0",
+    ]
+
+
+def test_memory_does_not_grow_with_a_slip_of_the_pen():
+    rows = [[Action(F, 0, 0), Action(B, 0, 0), Action(F, 0, 10**12)]]
+    assert "F0.1000000000000 lies outside 1 stages and 1 micro-batches" in refusal(rows, 1, 1)
+
+
+def test_all_sending_first_in_a_circle_is_a_deadlock():
+    # CASES 27: three workers each want to be rid of an activation before they post the receive
+    # for which the one before them waits. It only runs where sends are buffered.
+    schedule = add_transfers(interleaved_1f1b(3, 2, 3))
+    rows = [list(row) for row in schedule.rows]
+    for worker, (send, receive) in enumerate(
+        [
+            (Transfer(SEND, 0, 2, 1), Transfer(RECEIVE, 3, 0, 2)),
+            (Transfer(SEND, 1, 1, 2), Transfer(RECEIVE, 1, 2, 0)),
+            (Transfer(SEND, 2, 0, 3), Transfer(RECEIVE, 2, 1, 1)),
+        ]
+    ):
+        rows[worker].remove(receive)
+        rows[worker].insert(rows[worker].index(send) + 1, receive)
+    told = refusal(rows, 6, 3).splitlines()
+    assert told[:4] == [
+        "The schedule (6 stages, 3 micro-batches) deadlocks.",
+        "Worker 0 waits at A0>1.2 for A1<0.2, which never comes. Move A0>1.2 back or A1<0.2 "
+        "forward.",
+        "Worker 1 waits at A1>2.1 for A2<1.1, which never comes. Move A1>2.1 back or A2<1.1 "
+        "forward.",
+        "Worker 2 waits at A2>3.0 for A3<2.0, which never comes. Move A2>3.0 back or A3<2.0 "
+        "forward.",
+    ]
+    assert "A0>1.2*" in told[5]

@@ -2,7 +2,7 @@ import pytest
 
 from gpipe.schedule import Action, Kind, add_recompute, fill_drain, predecessors
 
-F, R, B = Kind
+F, R, B = map(Kind, "FRB")
 PLAIN = fill_drain(3, 2)
 RECOMPUTED = add_recompute(PLAIN, "always")
 

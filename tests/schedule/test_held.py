@@ -1,6 +1,6 @@
 from gpipe.schedule import Action, Kind, Schedule, add_recompute, fill_drain, peak_held
 
-F, R, B = Kind
+F, R, B = map(Kind, "FRB")
 
 
 def test_counts_from_forward_to_backward():

@@ -5,7 +5,7 @@ import pytest
 
 from gpipe.schedule import Action, Kind, Schedule
 
-F, R, B = Kind
+F, R, B = map(Kind, "FRB")
 
 
 def looped():

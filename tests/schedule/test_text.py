@@ -15,7 +15,7 @@ from gpipe.schedule import (
     unit_slots,
 )
 
-F, R, B = Kind
+F, R, B = map(Kind, "FRB")
 SIZES = list(product(range(1, 9), range(1, 25)))
 
 

@@ -51,6 +51,8 @@ def test_the_shortest_run_file_has_documented_defaults(short: Path) -> None:
         "balance": "parameters",
         "chunks": 1,
         "schedule": "1f1b",
+        "devices": None,
+        "deferred_batch_norm": False,
         "checkpoint": "except_last",
     }
     assert config.lr_schedule.model_dump() == {"name": "constant", "warmup_steps": 0}
@@ -99,7 +101,10 @@ def test_a_key_in_the_wrong_section_is_found_in_the_right_one(short: Path) -> No
         ("pipeline.chunks=2.0", "pipeline.chunks: 2.0 is not allowed. Give a whole number"),
         ("pipeline.chunks=", "pipeline.chunks: null is not allowed. Give a whole number"),
         ("pipeline.stages=-1", "pipeline.stages: -1 is not allowed"),
-        ("pipeline.schedule=1F1b", "Give fill_drain or 1f1b. Did you mean `1f1b`?"),
+        (
+            "pipeline.schedule=1F1b",
+            "Give fill_drain, 1f1b, interleaved_1f1b or looped_breadth_first. Did you mean `1f1b`?",
+        ),
         ("pipeline.schedule=filldrain", "Did you mean `fill_drain`?"),
         ("pipeline.checkpoint=sometimes", "Give always, except_last or never."),
         ("pipeline.balance=parameter", 'pipeline.balance: "parameter" is not allowed'),
