@@ -80,7 +80,9 @@ def contenders(setting: Setting) -> dict[str, Contender]:
     for mode in MODES:
         ours = {"chunks": NUM_MICROBATCHES, "checkpoint": mode}
         theirs = ours | {"devices": ["cpu"] * NUM_STAGES}
-        found[f"GPipe.step, {mode}"] = by_step(GPipe(module(), balance, **ours))
+        for label, schedule in ("1F1B", "1f1b"), ("fill-drain", "fill_drain"):
+            model = GPipe(module(), balance, schedule=schedule, **ours)
+            found[f"GPipe.step, {label}, {mode}"] = by_step(model)
         found[f"GPipe.forward, {mode}"] = as_module(GPipe(module(), balance, **ours))
         found[f"{PEER}, {mode}"] = as_module(torchgpipe.GPipe(module(), balance, **theirs))
     return found

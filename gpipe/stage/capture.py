@@ -22,8 +22,10 @@ class Capture(NamedTuple):
     caught: dict[int, Tensor]
 
     @classmethod
-    def of(cls, inputs: Boundary) -> "Capture":
-        """Begin to catch, before the inputs are used."""
+    def of(cls, inputs: Boundary) -> "Capture | None":
+        """Begin to catch, before the inputs are used; None where no gradient can come."""
+        if not any(tensor.requires_grad for tensor in inputs.tensors):
+            return None
         capture = cls({})
         for position, tensor in enumerate(inputs.tensors):
             if tensor.requires_grad:
