@@ -27,7 +27,7 @@ from gpipe.stage.device import default_devices, require_devices
 from gpipe.stage.loss import LossFunction, reduction_of
 from gpipe.stage.microbatch import Batch, Split, join, num_rows, slice_sizes
 from gpipe.stage.sequential import require_sequential
-from gpipe.stage.skip import skip_routes
+from gpipe.stage.skip_route import skip_routes
 from gpipe.stage.stage import Stage
 from gpipe.timeline import Timeline
 

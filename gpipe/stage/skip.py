@@ -1,9 +1,8 @@
 """Skips: tensors that jump over layers, from stash to pop."""
 
 import functools
-import inspect
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar
@@ -11,14 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 __all__ = [
+    "ISOLATE",
     "Namespace",
-    "SkipRoute",
+    "SkipKey",
     "SkipStore",
     "pop",
-    "skip_routes",
     "skippable",
     "stash",
-    "uses_skips",
     "using",
 ]
 
@@ -40,14 +38,6 @@ class SkipKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name!r}" if self.namespace is None else f"{self.name!r} (isolated)"
-
-
-class SkipRoute(NamedTuple):
-    """The way of a skip between two layers, by their positions in the model."""
-
-    key: SkipKey
-    stash_layer: int
-    pop_layer: int
 
 
 class _Request(NamedTuple):
@@ -128,7 +118,7 @@ class SkipStore:
     def put(self, key: SkipKey, tensor: Tensor | None) -> None:
         """Keep a tensor, or None, under a key that is free."""
         if not self._may_replace and (key in self._stashed or key in self._arrived):
-            raise ValueError(f"Skip {key} is stashed twice before it is popped. {_ISOLATE}")
+            raise ValueError(f"Skip {key} is stashed twice before it is popped. {ISOLATE}")
         self._stashed[key] = tensor
 
     def take(self, key: SkipKey) -> Tensor | None:
@@ -156,34 +146,7 @@ def using(store: SkipStore) -> Iterator[None]:
         _thread.store = before
 
 
-def uses_skips(layers: Iterable[nn.Module]) -> bool:
-    """Whether any layer, or a module in it, stashes or pops."""
-    modules = (module for layer in layers for module in layer.modules())
-    return any(hasattr(type(module), "_skips") for module in modules)
-
-
-def skip_routes(layers: Sequence[nn.Module]) -> list[SkipRoute]:
-    """The skips from one layer to another; one that stays inside a layer has no route.
-
-    Args:
-        layers: All layers of the model, in order; what is nested in them is looked at, too.
-
-    Raises:
-        TypeError: A forward yields, and its class is not decorated.
-        ValueError: A skip is not stashed once and then popped once.
-    """
-    sides: dict[str, dict[SkipKey, _Place]] = {"stash": {}, "pop": {}}
-    for place in _places(layers):
-        for verb, names in getattr(type(place.module), "_skips", {}).items():
-            _add(sides[verb], verb, names, place)
-    stashes, pops = sides.values()
-    _refuse_unpaired(stashes, pops)
-    routes = [SkipRoute(key, place.position, pops[key].position) for key, place in stashes.items()]
-    return [route for route in routes if route.stash_layer != route.pop_layer]
-
-
-_ISOLATE = "Give each pair of layers a Namespace of its own: layer.isolate(namespace)."
-_DONE = {"stash": "stashed", "pop": "popped"}
+ISOLATE = "Give each pair of layers a Namespace of its own: layer.isolate(namespace)."
 
 
 class _Call:
@@ -308,51 +271,3 @@ def _names(label: str, names: Iterable[str]) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in listed):
         raise TypeError(f"{label} is {names!r}. Pass a list of names, such as ['early'].")
     return tuple(dict.fromkeys(listed))
-
-
-class _Place(NamedTuple):
-    """A module, and the layer that it is or is nested in."""
-
-    position: int
-    layer: nn.Module
-    module: Any
-
-    def __str__(self) -> str:
-        inside = "" if self.module is self.layer else f", in its {type(self.module).__name__}"
-        return f"layer {self.position} ({type(self.layer).__name__}{inside})"
-
-
-def _places(layers: Sequence[nn.Module]) -> Iterator[_Place]:
-    for position, layer in enumerate(layers):
-        for module in layer.modules():
-            place = _Place(position, layer, module)
-            if inspect.isgeneratorfunction(type(module).forward):
-                raise TypeError(
-                    f"The forward of {place} yields, but its class is not decorated. "
-                    "Put @skippable(stash=[…], pop=[…]) above it."
-                )
-            yield place
-
-
-def _add(places: dict[SkipKey, _Place], verb: str, names: Iterable[str], place: _Place) -> None:
-    for name in names:
-        key = SkipKey(place.module._skip_namespaces.get(name), name)
-        first = places.setdefault(key, place)
-        if first is not place:
-            raise ValueError(
-                f"Skip {key} is {_DONE[verb]} twice, by {first} and {place}. {_ISOLATE}"
-            )
-
-
-def _refuse_unpaired(stashes: Mapping[SkipKey, _Place], pops: Mapping[SkipKey, _Place]) -> None:
-    for key in {**stashes, **pops}:
-        stash, pop = stashes.get(key), pops.get(key)
-        if stash is None:
-            fact, remedy = f"popped by {pop} and never stashed", "Stash it in an earlier layer"
-        elif pop is None:
-            fact, remedy = f"stashed by {stash} and never popped", "Pop it in a later layer"
-        elif pop.position < stash.position:
-            fact, remedy = f"popped by {pop} before {stash} stashes it", "Pop it in a later layer"
-        else:
-            continue
-        raise ValueError(f"Skip {key} is {fact}. {remedy}, both in one Namespace or in none.")

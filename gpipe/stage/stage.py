@@ -7,7 +7,7 @@ from torch import nn
 
 from gpipe.stage.alias import Aliases
 from gpipe.stage.habits import Habits
-from gpipe.stage.skip import uses_skips
+from gpipe.stage.skip_route import uses_skips
 
 __all__ = ["Stage"]
 

@@ -11,17 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gpipe.stage import skip
-from gpipe.stage.skip import (
-    Namespace,
-    SkipKey,
-    SkipRoute,
-    SkipStore,
-    pop,
-    skip_routes,
-    skippable,
-    stash,
-    using,
-)
+from gpipe.stage.skip import Namespace, SkipKey, SkipStore, pop, skippable, stash, using
+from gpipe.stage.skip_route import SkipRoute, skip_routes
 
 EARLY, LATE = SkipKey(None, "early"), SkipKey(None, "late")
 
