@@ -229,11 +229,12 @@ class GPipe(nn.Module):
         """Make what follows from the arguments, and is neither copied nor pickled."""
         named_layers = iter(self.named_children())
         stages: list[Stage] = []
+        settled: dict[Parameter, Parameter] = {}
         self._orders = self._make_orders(len(self.devices))
         for num_layers, worker in zip(self.balance, self._orders.worker_of, strict=True):
             first_layer, device = sum(len(stage) for stage in stages), self.devices[worker]
             names, layers = zip(*islice(named_layers, num_layers), strict=True)
-            stages.append(Stage(len(stages), names, layers, first_layer, device))
+            stages.append(Stage(len(stages), names, layers, first_layer, device, settled))
         norms = defer_batch_norm(self._layers()) if self.deferred_batch_norm else []
         self._engine = Engine(stages, len(self.devices), self._routes(), norms)
 

@@ -55,6 +55,7 @@ class Engine:
         self.stages = tuple(stages)
         self._layers = [layer for stage in stages for layer in stage]
         self._aliases = [alias for stage in stages for alias in stage.aliases]
+        self._with_copies = [alias for alias in self._aliases if alias.has_copies()]
         self._executor = ThreadedExecutor(num_workers)
         self._routes = tuple(routes)
         self._norms = tuple(norms)
@@ -85,7 +86,7 @@ class Engine:
         # A norm in training updates its statistics without gradients, too.
         context = MiniBatchContext(False, Randomness(), self._collector())
         minibatch = self._minibatch(batch, schedule, context, head)
-        with self._attending(context):
+        with self._attending(context), swapped_in(self._with_copies):
             minibatch.run_forwards()
         _commit(context)
         return [] if head else minibatch.take_outputs()

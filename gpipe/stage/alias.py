@@ -16,22 +16,37 @@ class Aliases:
     Each micro-batch adds its gradient to an alias, so that the parameter itself gets one gradient a
     mini-batch and its hooks fire once. A layer has aliases of its own even for a parameter that it
     shares with another: the order of additions then does not depend on where the model is cut.
+
+    A parameter that lives elsewhere, since a layer of another stage shares it, has a copy on this
+    layer's device for an alias, made anew when the parameter has changed.
+
+    Args:
+        layer: The layer.
+        device: Where it computes; None where all its parameters are.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, device: torch.device | None = None) -> None:
         self._layer = layer
+        self._device = device
         self._aliases: dict[Parameter, Parameter] = {}
+        self._copied: dict[Parameter, tuple[int, int, bool]] = {}
+
+    def has_copies(self) -> bool:
+        """Whether the layer has a parameter that lives on another device."""
+        return any(self._is_elsewhere(parameter) for _, _, parameter in _places(self._layer))
 
     def swap_in(self) -> None:
-        """Let the layer compute with the aliases; only parameters that require grad have one."""
+        """Let the layer compute with aliases of what it trains, and of what lives elsewhere."""
         # A parameter that is gone must not be kept alive here, so only what is met again stays.
         known, self._aliases = self._aliases, {}
         # Ctrl-C at the wrong moment may have left an alias in its place.
         originals = {alias: parameter for parameter, alias in known.items()}
         for container, key, found in list(_places(self._layer)):
             parameter = originals.get(found, found)
+            if not (parameter.requires_grad or self._is_elsewhere(parameter)):
+                continue
             if parameter not in self._aliases:
-                self._aliases[parameter] = _renewed(parameter, known.get(parameter))
+                self._aliases[parameter] = self._alias(parameter, known.get(parameter))
             container[key] = self._aliases[parameter]
 
     def swap_out(self) -> None:
@@ -43,6 +58,20 @@ class Aliases:
         for container, key, alias in list(_places(self._layer)):
             if alias in parameters:
                 container[key] = parameters[alias]
+
+    def _is_elsewhere(self, parameter: Parameter) -> bool:
+        return self._device is not None and parameter.device != self._device
+
+    def _alias(self, parameter: Parameter, known: Parameter | None) -> Parameter:
+        if not self._is_elsewhere(parameter):
+            return _renewed(parameter, known)
+        assert self._device is not None
+        state = parameter._version, parameter.data_ptr(), parameter.requires_grad
+        if known is None or self._copied.get(parameter) != state:
+            copy = parameter.detach().to(self._device)
+            known = Parameter(copy, requires_grad=parameter.requires_grad)
+            self._copied[parameter] = state
+        return known
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -61,7 +90,7 @@ class Aliases:
 
 
 def _places(layer: nn.Module) -> Iterator[tuple[Any, Any, Parameter]]:
-    """Each place of a trained parameter: `_parameters`, and lists such as an LSTM's weights."""
+    """Each place of a parameter: `_parameters`, and lists such as an LSTM's weights."""
     for module in layer.modules():
         for container in list(vars(module).values()):
             if type(container) is dict:
@@ -71,7 +100,7 @@ def _places(layer: nn.Module) -> Iterator[tuple[Any, Any, Parameter]]:
             else:
                 continue
             for key, item in entries:
-                if isinstance(item, Parameter) and item.requires_grad:
+                if isinstance(item, Parameter):
                     yield container, key, item
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import torch
+from torch import nn
+from torch.nn import Parameter
 
-__all__ = ["default_devices", "require_devices"]
+__all__ = ["default_devices", "require_devices", "settle"]
 
 
 def default_devices() -> list[torch.device]:
@@ -39,6 +41,31 @@ def require_devices(
             "Pass `devices` with one for each worker (one may stand there twice)."
         )
     return [_found(device) for device in devices]
+
+
+def settle(layer: nn.Module, device: torch.device, settled: dict[Parameter, Parameter]) -> None:
+    """Move a layer to its device, except for parameters that an earlier layer has already.
+
+    Args:
+        layer: The layer.
+        device: Where it computes.
+        settled: What has become of each parameter so far; those of this layer are added. On most
+            backends `to` changes a parameter, on some it puts another in its place.
+    """
+    places = [
+        (module, name, parameter, parameter.data)
+        for module in layer.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+    is_shared = [parameter in settled for _, _, parameter, _ in places]
+    layer.to(device)
+    for (module, name, parameter, data), shared in zip(places, is_shared, strict=True):
+        moved = module._parameters[name]
+        assert moved is not None
+        if shared and moved is settled[parameter]:
+            moved.data = data
+        module._parameters[name] = settled.setdefault(parameter, moved)
 
 
 def _found(name: torch.device | str) -> torch.device:

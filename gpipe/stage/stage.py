@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
+from torch.nn import Parameter
 
 from gpipe.stage.alias import Aliases
+from gpipe.stage.device import settle
 from gpipe.stage.habits import Habits
 from gpipe.stage.skip_route import uses_skips
 
@@ -21,6 +23,7 @@ class Stage:
         layers: The layers themselves.
         first_layer: The index of the first of them in the user's Sequential.
         device: Where they compute; their parameters and buffers are moved there.
+        settled: What has become of the parameters of earlier stages, which stay there.
     """
 
     def __init__(
@@ -30,17 +33,19 @@ class Stage:
         layers: Sequence[nn.Module],
         first_layer: int,
         device: torch.device,
+        settled: dict[Parameter, Parameter] | None = None,
     ) -> None:
         self.index = index
         self.names = tuple(names)
         self.layers = tuple(layers)
         self.first_layer = first_layer
         self.device = device
-        self.aliases = [Aliases(layer) for layer in layers]
+        self.aliases = [Aliases(layer, device) for layer in layers]
         self.uses_skips = uses_skips(layers)
         self._habits: dict[tuple[bool, ...], Habits] = {}
+        settled = {} if settled is None else settled
         for layer in layers:
-            layer.to(device)
+            settle(layer, device, settled)
 
     def __len__(self) -> int:
         return len(self.layers)
