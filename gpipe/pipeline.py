@@ -107,8 +107,8 @@ class GPipe(nn.Module):
         self.deferred_batch_norm = deferred_batch_norm
         self.split = 0 if split is None else split
         self.balance = _balance(module, balance, devices)
-        num_workers = _num_workers(schedule, devices)
-        self.devices = require_devices(devices, self._make_orders(num_workers).num_workers)
+        self._orders = self._make_orders(_num_workers(schedule, devices))
+        self.devices = require_devices(devices, self._orders.num_workers)
         # What hangs on the Sequential hangs on this module now: its layers keep their names.
         # (Last, since a layer may have the name of an attribute above.)
         of_torch = vars(nn.Module())
@@ -223,6 +223,7 @@ class GPipe(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._orders = self._make_orders(len(self.devices))
         self._build()
 
     def _build(self) -> None:
@@ -230,7 +231,6 @@ class GPipe(nn.Module):
         named_layers = iter(self.named_children())
         stages: list[Stage] = []
         settled: dict[Parameter, Parameter] = {}
-        self._orders = self._make_orders(len(self.devices))
         for num_layers, worker in zip(self.balance, self._orders.worker_of, strict=True):
             first_layer, device = sum(len(stage) for stage in stages), self.devices[worker]
             names, layers = zip(*islice(named_layers, num_layers), strict=True)
