@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from gpipe.arguments import require_choice, require_count
 from gpipe.balance import balance_by_parameters, require_balance
 from gpipe.execution.engine import Engine
+from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.orders import Orders
 from gpipe.execution.recorder import Recorder
@@ -23,9 +24,10 @@ from gpipe.schedule import LOOPED_SCHEDULES, RECOMPUTE_MODES, Builder, Schedule
 from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import defer_batch_norm
 from gpipe.stage.boundary import unpack
-from gpipe.stage.device import default_devices, require_devices
+from gpipe.stage.device import default_devices
 from gpipe.stage.loss import LossFunction, reduction_of
 from gpipe.stage.microbatch import Batch, Split, join, num_rows, slice_sizes
+from gpipe.stage.placement import require_devices
 from gpipe.stage.sequential import require_sequential
 from gpipe.stage.skip_route import skip_routes
 from gpipe.stage.stage import Stage
@@ -199,11 +201,12 @@ class GPipe(nn.Module):
                 schedule = self._orders.of_step(num_microbatches, self.checkpoint)
             else:
                 schedule = self._orders.of_model(num_microbatches, "never")
+            targets = near(targets, self.stages[-1].runs_on)
             head = LossHead(
                 reduction,
                 targets.slices(num_microbatches),
                 slice_sizes(rows, num_microbatches),
-                self.devices[-1],
+                inlet_of(targets, self.stages[-1].runs_on),
                 loss_scale=loss_scale,
                 output_dim=self._output_dim() if return_output else None,
             )

@@ -1,12 +1,17 @@
 """Carries boundaries and gradients between the stages of one process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 
+from gpipe.execution.inlet import Inlet
+from gpipe.execution.link import Link, Payload
 from gpipe.schedule import Kind
+from gpipe.stage.boundary import Boundary
+from gpipe.stage.device import Device, Traffic
 
-__all__ = ["Aborted", "Channel", "Mailbox"]
+__all__ = ["Aborted", "Channel", "Mailbox", "mailbox"]
 
 
 class Aborted(Exception):  # noqa: N818 - no error of its own: another worker has failed
@@ -49,19 +54,62 @@ class Mailbox:
 _CLOSED = -1
 
 
+class _Linked(Mailbox):
+    """A route between two devices: what is put in is on its way already when it is taken out."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def put(self, microbatch: int, payload: Payload) -> None:
+        """Send a payload; never waits."""
+        super().put(microbatch, self._link.send(payload))
+
+    def take(self, microbatch: int) -> Payload:
+        """Wait until it is sent; what the device computes next finds it there."""
+        return self._link.receive(super().take(microbatch))
+
+
+class _Arriving(Mailbox):
+    """The route from the caller to a device."""
+
+    def __init__(self, inlet: Inlet) -> None:
+        super().__init__()
+        self._inlet = inlet
+
+    def take(self, microbatch: int) -> Boundary:
+        """Bring this micro-batch to the device, and none before it is needed."""
+        return self._inlet(super().take(microbatch))
+
+
+def mailbox(source: Device, target: Device, traffic: Traffic, *, leads: bool = False) -> Mailbox:
+    """A route between two stages.
+
+    On one device there is nothing to order: whoever has taken something out enqueues behind
+    whoever has made it. What `leads` says, see `Link`.
+    """
+    return Mailbox() if source is target else _Linked(Link(source, target, traffic, leads=leads))
+
+
 class Channel:
     """The routes of one mini-batch: a mailbox before each stage in both directions.
 
     The caller feeds the mailbox before the first stage and reads the one behind the last, and the
     other way round for gradients, so that to a worker every stage looks like an inner one.
+
+    Args:
+        devices: That of each stage.
+        inlet: What brings the caller's input to the first of them, where it is not there.
     """
 
-    def __init__(self, num_stages: int) -> None:
+    def __init__(self, devices: Sequence[Device], inlet: Inlet | None = None) -> None:
         self.aborted = False
-        # forward[s] is what stage s receives; forward[num_stages] is the output of the last.
-        self.forward = [Mailbox() for _ in range(num_stages + 1)]
+        down, up = Traffic.ACTIVATIONS, Traffic.GRADIENTS
+        first = Mailbox() if inlet is None else _Arriving(inlet)
+        # forward[s] is what stage s receives; the last is what leaves the last stage.
+        self.forward = [first, *(mailbox(a, b, down) for a, b in pairwise(devices)), Mailbox()]
         # backward[s + 1] is what stage s receives; backward[0] are the gradients of the input.
-        self.backward = [Mailbox() for _ in range(num_stages + 1)]
+        self.backward = [Mailbox(), *(mailbox(b, a, up) for a, b in pairwise(devices)), Mailbox()]
 
     def source(self, kind: Kind, stage: int) -> Callable[[int], Any]:
         """What gives an action of this kind its input, by micro-batch; it may wait."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gpipe.execution.gate import hand_over, join
+from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import MiniBatch
 from gpipe.execution.recorder import Recorder
@@ -19,6 +20,7 @@ from gpipe.stage import microbatch
 from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import Collector, DeferredBatchNorm
 from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.device import Event
 from gpipe.stage.gradients import collect_gradients, swapped_in
 from gpipe.stage.microbatch import Batch
 from gpipe.stage.randomness import GeneratorChangedError, Randomness
@@ -84,12 +86,15 @@ class Engine:
     ) -> list[Boundary]:
         """Run the forwards only and hold nothing; the outputs, where no head takes them."""
         # A norm in training updates its statistics without gradients, too.
-        context = MiniBatchContext(False, Randomness(), self._collector())
+        context = MiniBatchContext(False, self._randomness(), self._collector())
         minibatch = self._minibatch(batch, schedule, context, head)
         with self._attending(context), swapped_in(self._with_copies):
             minibatch.run_forwards()
-        _commit(context)
-        return [] if head else minibatch.take_outputs()
+        _commit(context, minibatch)
+        if head is None:
+            return minibatch.take_outputs()
+        minibatch.streams.retain(head.tensors())
+        return []
 
     def differentiable(
         self, batch: Batch, schedule: Schedule, names: Names, output_dim: int
@@ -102,15 +107,18 @@ class Engine:
         outputs = minibatch.take_outputs()
         whole = microbatch.join(outputs, output_dim)
         sizes = [[_size(tensor, output_dim) for tensor in output.tensors] for output in outputs]
-        _commit(context)
+        _commit(context, minibatch)
         then = LayersThen(self._layers, names, recomputes=bool(schedule.recomputed))
 
-        def drain(gradients: Gradients) -> Gradients:
-            for index, piece in enumerate(microbatch.cut_gradients(gradients, sizes, output_dim)):
-                minibatch.put_gradients(index, piece)
+        def drain(gradients: Gradients, ready: list[Event]) -> Gradients:
+            pieces = microbatch.cut_gradients(gradients, sizes, output_dim)
+            minibatch.put_gradients(pieces, ready)
+            run = minibatch.run_drain
             with self.turn(), then.restored():
-                run = minibatch.run_drain
-                return self._gradients(minibatch, run, context, batch, names, self._aliases)
+                by_leaf = self._gradients(minibatch, run, context, batch, names, self._aliases)
+            # Autograd takes them up on the streams of the forward.
+            minibatch.streams.meet()
+            return by_leaf
 
         leaves = [*batch.boundary.tensors, *names]
         return Boundary(join(whole.tensors, leaves, drain), whole.structure)
@@ -136,6 +144,7 @@ class Engine:
         minibatch = self._minibatch(batch, schedule, context, head)
         aliases = [*self._aliases, *of_loss]
         gradients = self._gradients(minibatch, minibatch.run, context, batch, names, aliases)
+        minibatch.streams.retain(head.tensors())
         head.correct(gradients)
         if context.collector is not None:
             context.collector.check()
@@ -149,17 +158,20 @@ class Engine:
             )
         gradients[:] = [each for each in gradients if each is not None]
         hand_over(present, gradients)
-        _commit(context)
+        _commit(context, minibatch)
         return minibatch.recorder
 
     def _training_context(self) -> MiniBatchContext:
         number, self._num_trained = self._num_trained, self._num_trained + 1
         return MiniBatchContext(
             keeps_graph=True,
-            randomness=Randomness(),
+            randomness=self._randomness(),
             collector=self._collector(),
             looks_closely=number < NUM_FIRST_LOOKS or number % LOOK_EVERY == 0,
         )
+
+    def _randomness(self) -> Randomness:
+        return Randomness(stage.runs_on for stage in self.stages)
 
     def _collector(self) -> Collector | None:
         return Collector(self._norms) if self._norms else None
@@ -167,8 +179,16 @@ class Engine:
     def _minibatch(
         self, batch: Batch, schedule: Schedule, context: MiniBatchContext, head: LossHead | None
     ) -> MiniBatch:
+        first_device = self.stages[0].runs_on
+        batch = near(batch, first_device)
         minibatch = MiniBatch(
-            self.stages, schedule, self._executor, context, routes=self._routes, head=head
+            self.stages,
+            schedule,
+            self._executor,
+            context,
+            inlet=inlet_of(batch, first_device),
+            routes=self._routes,
+            head=head,
         )
         for index, piece in enumerate(batch.slices(schedule.num_microbatches)):
             minibatch.put_input(index, piece)
@@ -189,9 +209,11 @@ class Engine:
             with self._attending(context):
                 run()
 
-        by_parameter = collect_gradients(aliases, names, attended)
+        by_parameter = collect_gradients(aliases, names, attended, minibatch.streams.retain)
         by_input = batch.join_gradients(minibatch.take_input_gradients())
-        return [*by_input, *(by_parameter.pop(parameter, None) for parameter in names)]
+        by_leaf = [*by_input, *(by_parameter.pop(parameter, None) for parameter in names)]
+        minibatch.streams.retain(by_leaf)
+        return by_leaf
 
     @contextmanager
     def _attending(self, context: MiniBatchContext) -> Iterator[None]:
@@ -208,8 +230,9 @@ class Engine:
             each.knows_drawing = True
 
 
-def _commit(context: MiniBatchContext) -> None:
+def _commit(context: MiniBatchContext, minibatch: MiniBatch) -> None:
     if context.collector is not None:
+        minibatch.streams.retain(context.collector.tensors())
         context.collector.commit()
 
 

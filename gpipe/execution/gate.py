@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gpipe.execution.caller_streams import ready_events
 from gpipe.execution.hooks import keep_quiet
 from gpipe.stage.boundary import Gradients
+from gpipe.stage.device import HOST, Event
 
 __all__ = ["Drain", "hand_over", "join"]
 
-Drain = Callable[[Gradients], Gradients]
-"""Runs the backwards: from the gradients of the outputs to those of the leaves."""
+Drain = Callable[[Gradients, list[Event]], Gradients]
+"""Runs the backwards: from the gradients of the outputs, and the moments when these are there, to
+those of the leaves."""
 
 
 class _Meeting:
@@ -23,6 +26,7 @@ class _Meeting:
         self.leaves = leaves
         self.drain: Drain | None = drain
         self.output_gradients: Gradients = []
+        self.ready: list[Event] = []
 
 
 class _Gate(Function):
@@ -37,7 +41,7 @@ class _Gate(Function):
     @staticmethod
     def forward(ctx: Any, meeting: _Meeting, *_: Tensor) -> Tensor:
         ctx.meeting = meeting
-        return torch.zeros((), device="cpu")
+        return torch.zeros((), device=HOST)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -48,7 +52,7 @@ class _Gate(Function):
         if drain is None:
             raise _refusal("A second backward through", "its activations were freed by the first")
         gradients, meeting.output_gradients = meeting.output_gradients, []
-        by_leaf = drain(gradients)
+        by_leaf = drain(gradients, meeting.ready)
         for leaf, gradient in zip(meeting.leaves, by_leaf, strict=True):
             if gradient is None and leaf.is_leaf and leaf.requires_grad:
                 keep_quiet(leaf)
@@ -72,7 +76,9 @@ class _Emit(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, Tensor]:
         ctx.meeting.output_gradients = list(gradients)
-        return None, None, torch.zeros((), device="cpu")
+        # The engine may run this on another thread and stream than the drain.
+        ctx.meeting.ready = ready_events(gradients)
+        return None, None, torch.zeros((), device=HOST)
 
 
 def join(outputs: Sequence[Tensor], leaves: Sequence[Tensor], drain: Drain) -> list[Tensor]:
@@ -96,7 +102,7 @@ def hand_over(leaves: Sequence[Tensor], gradients: Gradients) -> None:
         gradients: One for each. The list is emptied: a gradient with a second owner is copied.
     """
 
-    def give(_: Gradients) -> Gradients:
+    def give(_: Gradients, __: list[Event]) -> Gradients:
         given = gradients.copy()
         gradients.clear()
         return given

@@ -9,8 +9,8 @@ from gpipe.schedule import Action, Kind
 
 __all__ = ["Record", "Step", "Steps", "interpret"]
 
-Record = tuple[Action, float, float]
-"""An action with its start and end in seconds."""
+Record = tuple[Action, Any, Any]
+"""An action with the moments of its start and its end."""
 
 
 class Step(NamedTuple):
@@ -30,14 +30,21 @@ class Step(NamedTuple):
 Steps = Mapping[tuple[Kind, int], Step]
 
 
-def interpret(row: Sequence[Action], steps: Steps, channel: Channel, records: list[Record]) -> None:
+def interpret(
+    row: Sequence[Action],
+    steps: Steps,
+    channel: Channel,
+    records: list[Record],
+    moment: Callable[[], Any] = perf_counter,
+) -> None:
     """Receive, perform and send for each action in turn; of tensors it knows nothing.
 
     Args:
         row: The actions, in the order in which they are done.
         steps: How each of them is done.
         channel: Knows whether another worker has failed.
-        records: Gets each action with its times, waiting excluded.
+        records: Gets each action with its moments, waiting excluded.
+        moment: What tells the moment.
 
     Raises:
         Aborted: Another worker has failed.
@@ -48,9 +55,9 @@ def interpret(row: Sequence[Action], steps: Steps, channel: Channel, records: li
         kind, stage, microbatch = action
         receive, perform, send = steps[kind, stage]
         received = receive(microbatch)
-        start_s = perf_counter()
+        start = moment()
         result = perform(microbatch, received)
-        records.append((action, start_s, perf_counter()))
+        records.append((action, start, moment()))
         if result is not None:
             send(microbatch, result)
         # While this worker waits for its next action it must not keep the last one's tensors alive.

@@ -1,11 +1,13 @@
 """What follows the last stage in a step: the loss, and the gradient that starts from it."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpipe.execution.inlet import Inlet
 from gpipe.stage.boundary import Boundary, Gradients, pack, unpack
 from gpipe.stage.loss import Reduction
 from gpipe.stage.microbatch import join
@@ -20,8 +22,8 @@ class LossHead:
         reduction: The loss, and how it adds up.
         targets: The target of each micro-batch.
         num_rows: The rows of each micro-batch.
+        inlet: What brings the targets to the last stage, where they are not there.
         loss_scale: A factor of the gradients, not of the loss that is shown.
-        device: Where the targets are needed.
         output_dim: Along which dimension outputs are joined; None: they are not wanted.
     """
 
@@ -30,7 +32,7 @@ class LossHead:
         reduction: Reduction,
         targets: Sequence[Boundary],
         num_rows: Sequence[int],
-        device: torch.device,
+        inlet: Inlet | None = None,
         *,
         loss_scale: float = 1.0,
         output_dim: int | None = None,
@@ -39,7 +41,7 @@ class LossHead:
         self._targets = targets
         self._num_rows = num_rows
         self._total_rows = sum(num_rows)
-        self._device = device
+        self.inlet = inlet
         self._loss_scale = loss_scale
         self._output_dim = output_dim
         self._outputs: dict[int, Boundary] = {}
@@ -50,8 +52,10 @@ class LossHead:
         """The loss of one micro-batch, for the last stage to hold with its graph."""
         if self._output_dim is not None:
             self._outputs[microbatch] = pack(output).detached()
-        target = unpack(self._targets[microbatch].to(self._device))
-        scalars = self._reduction.scalars(output, target)
+        target = self._targets[microbatch]
+        if self.inlet is not None:
+            target = self.inlet(target)
+        scalars = self._reduction.scalars(output, unpack(target))
         self._scalars[microbatch] = tuple([scalar.detach() for scalar in scalars])
         return Boundary(list(scalars), None)
 
@@ -59,6 +63,11 @@ class LossHead:
         """What enters the last stage's backward of one micro-batch: the loss's own gradient."""
         loss, *others = self._scalars[microbatch]
         return [self._seed(self._num_rows[microbatch], loss), *[None] * len(others)]
+
+    def tensors(self) -> list[Tensor]:
+        """What the caller is given, or that which it is made of."""
+        scalars = chain.from_iterable(self._scalars.values())
+        return [*scalars, *(each for out in self._outputs.values() for each in out.tensors)]
 
     def total(self) -> Tensor:
         """The loss of the mini-batch, without a graph."""
@@ -68,11 +77,14 @@ class LossHead:
     def correct(self, gradients: Gradients) -> None:
         """Multiply the gradients in the list by what is known only now, such as a total weight."""
         factor = self._reduction.correction(self._in_order(self._scalars), self._num_rows)
-        if factor is not None:
-            for position, gradient in enumerate(gradients):
-                if gradient is not None:
-                    # Not in place: a gradient may be another's, too, or expanded.
-                    gradients[position] = (gradient * factor.to(gradient.device)).to(gradient.dtype)
+        if factor is None:
+            return
+        devices = {gradient.device for gradient in gradients if gradient is not None}
+        factors = {device: factor.to(device) for device in devices}
+        for position, gradient in enumerate(gradients):
+            if gradient is not None:
+                # Not in place: a gradient may be another's, too, or expanded.
+                gradients[position] = (gradient * factors[gradient.device]).to(gradient.dtype)
 
     def output(self) -> Any:
         """The output of the mini-batch, without a graph; None where it was not to be kept."""

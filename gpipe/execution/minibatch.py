@@ -1,19 +1,24 @@
 """One mini-batch on its way through the stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import dropwhile, takewhile
 from typing import Any
 
 from gpipe.execution.caller import CallerState
+from gpipe.execution.caller_streams import CallerStreams
 from gpipe.execution.channel import Channel, Mailbox
-from gpipe.execution.interpreter import Step, interpret
+from gpipe.execution.inlet import Inlet
+from gpipe.execution.interpreter import Record, Step, interpret
+from gpipe.execution.link import tensors_of
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.skip_channel import Route, SkipChannel, SkipEnds
 from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import Action, Kind, Schedule
 from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.device import Device, Event
 from gpipe.stage.joint import with_own_store, with_skips
 from gpipe.stage.passage import Head
 from gpipe.stage.run import MiniBatchContext, StageRun
@@ -32,6 +37,7 @@ class MiniBatch:
         schedule: The order of the actions, with its recomputes.
         executor: What runs them.
         context: What the runs of all stages have in common.
+        inlet: What brings the input to the first stage, where it is not there.
         routes: The ways of the skips.
         head: The loss behind the last stage, in a step.
     """
@@ -42,16 +48,24 @@ class MiniBatch:
         schedule: Schedule,
         executor: ThreadedExecutor,
         context: MiniBatchContext,
+        *,
+        inlet: Inlet | None = None,
         routes: Sequence[Route] = (),
         head: LossHead | None = None,
     ) -> None:
         self._schedule = schedule
         self._executor = executor
         self._caller = CallerState()
-        self._channel = Channel(len(stages))
-        self.recorder = Recorder(schedule.num_workers)
+        devices = [stage.runs_on for stage in stages]
+        self._last_device = devices[-1]
+        self.streams = CallerStreams(devices)
+        self._inlets = [each for each in (inlet, head and head.inlet) if each]
+        self._channel = Channel(devices, inlet)
+        self.recorder = Recorder(
+            [devices[schedule.stages_of(worker)[0]] for worker in range(schedule.num_workers)]
+        )
         self._steps: dict[tuple[Kind, int], Step] = {}
-        skips = SkipChannel(routes)
+        skips = SkipChannel(routes, devices)
         for stage in stages:
             recomputed = schedule.recomputed_in(stage.index)
             is_last = stage.index == len(stages) - 1
@@ -64,9 +78,12 @@ class MiniBatch:
         """What the first stage receives for its forward."""
         self._channel.forward[0].put(microbatch, inputs)
 
-    def put_gradients(self, microbatch: int, gradients: Gradients) -> None:
-        """What the last stage receives for its backward."""
-        self._channel.backward[-1].put(microbatch, gradients)
+    def put_gradients(self, pieces: Sequence[Gradients], ready: Sequence[Event]) -> None:
+        """What the last stage receives for its backwards, once these moments have passed."""
+        for event in ready:
+            self._last_device.compute.wait_event(event)
+        for microbatch, gradients in enumerate(pieces):
+            self._channel.backward[-1].put(microbatch, gradients)
 
     def take_outputs(self) -> list[Boundary]:
         """What has left the last stage, for each micro-batch."""
@@ -102,14 +119,35 @@ class MiniBatch:
             self._steps[kind, stage] = Step(source, perform, target)
 
     def _take_all(self, mailbox: Mailbox) -> list[Any]:
-        return [mailbox.take(microbatch) for microbatch in range(self._schedule.num_microbatches)]
+        taken = [mailbox.take(microbatch) for microbatch in range(self._schedule.num_microbatches)]
+        for payload in taken:
+            self.streams.retain(tensors_of(payload))
+        return taken
 
     def _run(self, rows: Rows) -> None:
         tasks = [
-            partial(interpret, row, self._steps, self._channel, records)
-            for row, records in zip(rows, self.recorder.rows, strict=True)
+            partial(self._work, device, row, records)
+            for device, row, records in zip(
+                self.recorder.devices, rows, self.recorder.rows, strict=True
+            )
         ]
-        self._executor.run(tasks, self._caller, self._channel.abort)
+        with self._between_streams():
+            self._executor.run(tasks, self._caller, self._channel.abort)
+
+    def _work(self, device: Device, row: Sequence[Action], records: list[Record]) -> None:
+        with device.on(device.compute):
+            interpret(row, self._steps, self._channel, records, device.moment)
+
+    @contextmanager
+    def _between_streams(self) -> Iterator[None]:
+        """Order the stages' streams between what the caller did before and does afterwards."""
+        self.streams.fork()
+        try:
+            yield
+        finally:
+            self.streams.join()
+            for inlet in self._inlets:
+                inlet.finish()
 
 
 def _seeding(head: LossHead, channel: Channel) -> Head:

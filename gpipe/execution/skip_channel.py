@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from gpipe.execution.channel import Mailbox
+from gpipe.execution.channel import Mailbox, mailbox
 from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.device import Device, Traffic
 from gpipe.stage.joint import join_skips, part_gradients, part_skips
 
 __all__ = ["Route", "SkipChannel"]
@@ -22,20 +23,24 @@ class Route(NamedTuple):
     pop_stage: int
 
 
-class _Way:
+class _Way(NamedTuple):
     """The mailboxes of one route."""
 
-    def __init__(self) -> None:
-        self.values = Mailbox()
-        self.gradients = Mailbox()
+    values: Mailbox
+    gradients: Mailbox
 
 
 class SkipChannel:
-    """The ways of all skips in one mini-batch."""
+    """The ways of all skips in one mini-batch.
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    Args:
+        routes: Where they begin and end.
+        devices: That of each stage.
+    """
+
+    def __init__(self, routes: Sequence[Route], devices: Sequence[Device]) -> None:
         self._routes = routes
-        self._ways = {route.key: _Way() for route in routes}
+        self._ways = {route.key: _way(route, devices) for route in routes}
 
     def ends(self, stage: int) -> "SkipEnds | None":
         """Those of one stage; None where no route begins or ends there."""
@@ -43,6 +48,13 @@ class SkipChannel:
             return None
         popped = [route.key for route in self._routes if route.pop_stage == stage]
         return SkipEnds(self._ways, popped)
+
+
+def _way(route: Route, devices: Sequence[Device]) -> _Way:
+    stash, pop = devices[route.stash_stage], devices[route.pop_stage]
+    # Also on the streams a skip is ahead of the boundary that its reader waits for, see `SkipEnds`.
+    values = mailbox(stash, pop, Traffic.ACTIVATIONS, leads=True)
+    return _Way(values, mailbox(pop, stash, Traffic.GRADIENTS, leads=True))
 
 
 class SkipEnds:

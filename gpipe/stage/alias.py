@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from gpipe.stage.device import Device
+
 __all__ = ["Aliases"]
 
 
@@ -25,7 +27,7 @@ class Aliases:
         device: Where it computes; None where all its parameters are.
     """
 
-    def __init__(self, layer: nn.Module, device: torch.device | None = None) -> None:
+    def __init__(self, layer: nn.Module, device: Device | None = None) -> None:
         self._layer = layer
         self._device = device
         self._aliases: dict[Parameter, Parameter] = {}
@@ -60,7 +62,7 @@ class Aliases:
                 container[key] = parameters[alias]
 
     def _is_elsewhere(self, parameter: Parameter) -> bool:
-        return self._device is not None and parameter.device != self._device
+        return self._device is not None and not self._device.has(parameter)
 
     def _alias(self, parameter: Parameter, known: Parameter | None) -> Parameter:
         if not self._is_elsewhere(parameter):
@@ -68,7 +70,8 @@ class Aliases:
         assert self._device is not None
         state = parameter._version, parameter.data_ptr(), parameter.requires_grad
         if known is None or self._copied.get(parameter) != state:
-            copy = parameter.detach().to(self._device)
+            copy = parameter.detach().to(self._device.torch_device)
+            self._device.retain(copy, self._device.compute)
             known = Parameter(copy, requires_grad=parameter.requires_grad)
             self._copied[parameter] = state
         return known

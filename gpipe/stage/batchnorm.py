@@ -4,12 +4,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
+
+from gpipe.stage.device import HOST
 
 __all__ = [
     "Collector",
@@ -131,6 +134,12 @@ class Collector:
         """Take in the next use of a norm in a micro-batch."""
         self._moments[norm].setdefault(microbatch, []).append(moments)
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Those that were taken in, wherever they live."""
+        for by_microbatch in self._moments.values():
+            for moments in chain.from_iterable(by_microbatch.values()):
+                yield from (moments.mean, moments.deviations)
+
     def check(self) -> None:
         """Raise what `commit` would: for a driver that commits after it can no longer turn back.
 
@@ -146,7 +155,7 @@ class Collector:
         """Update the running statistics, once for each use, as the un-split mini-batch would.
 
         The moments are merged in the order of the micro-batches, whenever they came, and are then
-        forgotten. Accelerators: on the current stream, which has to wait for the forwards first.
+        forgotten. On an accelerator's current stream, which has to wait for the forwards first.
 
         Raises:
             ValueError: As `check`; no norm has changed then.
@@ -278,7 +287,7 @@ def _merged(parts: Sequence[Moments]) -> Moments:
 
 def _column(numbers: Sequence[int], like: Tensor) -> Tensor:
     # Made on the CPU and sent without waiting, so that the caller need not wait for an accelerator.
-    column = torch.tensor(numbers, dtype=like.dtype, device="cpu").unsqueeze(1)
+    column = torch.tensor(numbers, dtype=like.dtype, device=HOST).unsqueeze(1)
     return column.to(like.device, non_blocking=True)
 
 

@@ -63,13 +63,6 @@ class Boundary(NamedTuple):
         """Copies that are no leaves, with the same strides; gradients flow back through them."""
         return Boundary([_copy(tensor) for tensor in self.tensors], self.structure)
 
-    def to(self, device: torch.device) -> "Boundary":
-        """The same values on `device`; what is there already is not copied."""
-        for tensor in self.tensors:
-            if tensor.device != device:
-                return Boundary([_moved(each, device) for each in self.tensors], self.structure)
-        return self
-
 
 def pack(value: Any) -> Boundary:
     """Take the tensors out of any nesting of tuples, lists, dicts, dataclasses and the like.
@@ -177,12 +170,3 @@ def _empty_like(tensor: Tensor) -> Tensor:
 def _overlaps(tensor: Tensor) -> bool:
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in strides)
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    if tensor.device == device:
-        return tensor
-    # A copy to the host that does not block can be read before it is there.
-    is_host = device.type == "cpu"
-    moved = tensor.detach().to(device, non_blocking=not is_host)
-    return moved.requires_grad_(tensor.requires_grad)

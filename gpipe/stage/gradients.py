@@ -24,7 +24,10 @@ def swapped_in(aliases: Sequence[Aliases]) -> Iterator[None]:
 
 
 def collect_gradients(
-    aliases: Sequence[Aliases], names: Mapping[Parameter, str], run: Callable[[], None]
+    aliases: Sequence[Aliases],
+    names: Mapping[Parameter, str],
+    run: Callable[[], None],
+    retain: Callable[[Iterable[Tensor]], None],
 ) -> dict[Parameter, Tensor]:
     """The gradients of a run of backwards; a run that fails leaves none behind.
 
@@ -32,6 +35,7 @@ def collect_gradients(
         aliases: Those of the layers whose backwards run.
         names: All trained parameters of the model, with their names.
         run: Runs the backwards.
+        retain: Keeps what the stages have made while the caller, who then drops it, still uses it.
 
     Raises:
         RuntimeError: A gradient has come to a parameter itself instead of its layer's alias.
@@ -41,19 +45,26 @@ def collect_gradients(
             with swapped_in(aliases):
                 run()
             _refuse_direct_gradients(names)
-            return _take_gradients(aliases)
+            return _take_gradients(aliases, retain)
         finally:
             _insist(alias.clear for alias in aliases)
 
 
-def _take_gradients(aliases: Iterable[Aliases]) -> dict[Parameter, Tensor]:
+def _take_gradients(
+    aliases: Iterable[Aliases], retain: Callable[[Iterable[Tensor]], None]
+) -> dict[Parameter, Tensor]:
     # In the order of the layers, so that the sum of a tied parameter has the same bits for any cut.
     total: dict[Parameter, Tensor] = {}
     for alias in aliases:
         for parameter, gradient in alias.take_gradients():
             earlier = total.pop(parameter, None)
-            gradient = gradient.to(parameter.device)
-            total[parameter] = gradient if earlier is None else earlier + gradient
+            if earlier is not None:
+                retain([earlier, gradient])
+                gradient = earlier + gradient.to(earlier.device)
+            elif gradient.device != parameter.device:
+                retain([gradient])
+                gradient = gradient.to(parameter.device)
+            total[parameter] = gradient
     return total
 
 

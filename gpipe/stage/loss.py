@@ -158,11 +158,12 @@ def _target_weight(
 ) -> Tensor:
     if target.is_floating_point():  # probabilities of classes: each row counts as one
         class_dim = 1 if output.dim() > 1 else 0
-        return torch.tensor(output.numel() / max(1, output.shape[class_dim]))
+        return target.new_full((), output.numel() / max(1, output.shape[class_dim]))
     valid = target != ignored
     if class_weights is None:
         return valid.sum()
-    return class_weights[target[valid]].sum()
+    # Not `target[valid]`, whose size the host would have to wait for.
+    return class_weights[target.where(valid, 0)].where(valid, 0).sum()
 
 
 def _scalar(loss: Any, what: str) -> Tensor:

@@ -49,6 +49,7 @@ class Passage:
     ) -> None:
         self._stage = stage
         self._layers = stage.layers
+        self._device = stage.runs_on
         self._habits = habits
         self._randomness = randomness
         self._head = head
@@ -86,7 +87,7 @@ class Passage:
         if not self._habits.may_draw(position):
             return layer(value)
         index = self._stage.first_layer + position
-        value, draws = self._randomness.run(layer, value, microbatch, index)
+        value, draws = self._randomness.run(layer, value, microbatch, index, self._device)
         if draws:
             self._habits.drawing.add(position)
         return value
@@ -99,6 +100,6 @@ class Passage:
         index = self._stage.first_layer + len(self._layers)
         outputs: Boundary
         outputs, self._head_draws = self._randomness.run(
-            partial(self._head, microbatch), value, microbatch, index
+            partial(self._head, microbatch), value, microbatch, index, self._device
         )
         return outputs

@@ -1,13 +1,16 @@
 """Randomness as a function of key, micro-batch and layer."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import RLock
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from gpipe.stage.device import HOST, Device, device_of
 
 __all__ = ["GeneratorChangedError", "Randomness", "holding_generator"]
 
@@ -59,20 +62,32 @@ class GeneratorChangedError(Exception):
 class Randomness:
     """Gives each layer random numbers of its own for each micro-batch of one mini-batch.
 
-    Before a layer runs, the default generator is seeded from (key, micro-batch, layer); afterwards
-    it is put back. So neither threads nor stages nor the order of actions have a say, and a
-    recompute draws what its forward drew. The key is the next number of the caller's generator. If
-    no layer draws, the caller never notices that it was looked at.
+    Before a layer runs, the default generators of the host and of its device are seeded from (key,
+    micro-batch, layer); afterwards they are put back. So neither threads nor stages nor the order
+    of actions have a say, and a recompute draws what its forward drew. The key is the next number
+    of the caller's generator on the host. If no layer draws, the caller never notices that it was
+    looked at.
+
+    Args:
+        devices: Those of the stages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Iterable[Device] = ()) -> None:
+        host = device_of(HOST)
+        every = (generator for device in devices for generator in device.generators)
+        self._generators = tuple(dict.fromkeys((host, *every)))
         self._key: int | None = None
-        self._state_after_key: torch.Tensor | None = None
+        self._state_after_key: Tensor | None = None
         self._drawn = False
         self._paid = False
 
     def run(
-        self, layer: Callable[[Any], Any], value: Any, microbatch: int, index: int
+        self,
+        layer: Callable[[Any], Any],
+        value: Any,
+        microbatch: int,
+        index: int,
+        device: Device,
     ) -> tuple[Any, bool]:
         """Call a layer that may draw.
 
@@ -81,50 +96,52 @@ class Randomness:
             value: With what.
             microbatch: The index of the micro-batch.
             index: That of the layer in the whole model.
+            device: Where it computes.
 
         Returns:
             What the layer gave, and whether it drew, or looked at the generator so as to replay it.
         """
-        generator = torch.default_generator
         with holding_generator():
-            state = generator.get_state()
-            generator.manual_seed(_mixed(self._key_from(state), microbatch, index))
-            seeded = generator.get_state()
+            generators = device.generators
+            before = _states(generators)
+            seed = _mixed(self._drawn_key(), microbatch, index)
+            seeded = [generator.seeded_state(seed) for generator in generators]
+            _put(generators, seeded)
             try:
                 with _watched() as watch:
                     result = layer(value)
-                drew = not torch.equal(generator.get_state(), seeded)
+                drew = _differ(_states(generators), seeded)
             finally:
-                generator.set_state(state)
+                _put(generators, before)
             self._drawn = self._drawn or drew
         return result, drew or watch.read
 
-    def _key_from(self, state: torch.Tensor) -> int:
+    def _drawn_key(self) -> int:
         if self._key is None:
-            ahead = torch.Generator()
-            ahead.set_state(state)
-            self._key = int(torch.randint(2**62, (), generator=ahead, device="cpu"))
+            ahead = torch.Generator(HOST)
+            ahead.set_state(device_of(HOST).random_state())
+            self._key = int(torch.randint(2**62, (), generator=ahead, device=HOST))
             self._state_after_key = ahead.get_state()
         return self._key
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
-        """See to the caller's generator: it moves on by the key if a layer drew, and else stays.
+        """See to the caller's generators: they stay, but the host's moves on if a layer drew.
 
         Raises:
-            GeneratorChangedError: Something else drew from it meanwhile; it is put back.
+            GeneratorChangedError: Something else drew from one meanwhile; all are put back.
         """
         with holding_generator():
-            before, payments = torch.get_rng_state(), _payments.count
+            before, payments = _states(self._generators), _payments.count
         try:
             yield
         finally:
             with holding_generator():
                 # Another model may have moved it in good order meanwhile, from another thread.
                 alone = payments == _payments.count
-                moved = alone and not torch.equal(torch.get_rng_state(), before)
+                moved = alone and _differ(_states(self._generators), before)
                 if moved:
-                    torch.set_rng_state(before)
+                    _put(self._generators, before)
         if moved:
             raise GeneratorChangedError
         self._pay()
@@ -167,6 +184,19 @@ def _watched() -> Iterator[_Watch]:
         yield watch
     finally:
         module.default_generator = generator
+
+
+def _states(generators: Sequence[Device]) -> list[Tensor]:
+    return [generator.random_state() for generator in generators]
+
+
+def _put(generators: Sequence[Device], states: Sequence[Tensor]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_random_state(state)
+
+
+def _differ(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return not all(torch.equal(mine, other) for mine, other in zip(states, others, strict=True))
 
 
 def _mixed(key: int, microbatch: int, index: int) -> int:

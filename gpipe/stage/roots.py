@@ -8,6 +8,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.autograd.variable import Variable
 
 from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.device import HOST
 
 __all__ = ["Root", "differentiate", "roots_of"]
 
@@ -57,8 +58,8 @@ def _clear_engine() -> None:
     it, at the exit of the interpreter, takes the process down.
     """
     with torch.enable_grad():
-        token = torch.zeros((), device="cpu", requires_grad=True)
-    _run_backward((token,), (torch.ones((), device="cpu"),), False, False, (), True, True)
+        token = torch.zeros((), device=HOST, requires_grad=True)
+    _run_backward((token,), (torch.ones((), device=HOST),), False, False, (), True, True)
 
 
 def _root(tensor: Tensor) -> Root | None:

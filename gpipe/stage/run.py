@@ -67,7 +67,6 @@ class StageRun:
         wrap: Callable[[Through], Through] | None = None,
     ) -> None:
         self.stage = stage
-        self._device = stage.device
         self._looks_closely = context.looks_closely
         self._keeps_graph = context.keeps_graph
         self._habits = stage.habits()
@@ -91,9 +90,8 @@ class StageRun:
             context.looks_closely or not self._habits.keeps_layout
         )
 
-    def forward(self, microbatch: int, received: Boundary) -> Boundary | None:
+    def forward(self, microbatch: int, inputs: Boundary) -> Boundary | None:
         """Run the layers; what the next stage gets, None where the head takes it."""
-        inputs = received.to(self._device)
         capture = Capture.of(inputs) if self._catches else None
         if microbatch in self._recomputed:
             outputs = self._forward_dropping(microbatch, inputs, capture)

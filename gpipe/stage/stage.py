@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn import Parameter
 
 from gpipe.stage.alias import Aliases
-from gpipe.stage.device import settle
+from gpipe.stage.device import device_of
 from gpipe.stage.habits import Habits
+from gpipe.stage.placement import settle
 from gpipe.stage.skip_route import uses_skips
 
 __all__ = ["Stage"]
@@ -40,7 +41,8 @@ class Stage:
         self.layers = tuple(layers)
         self.first_layer = first_layer
         self.device = device
-        self.aliases = [Aliases(layer, device) for layer in layers]
+        self.runs_on = device_of(device)
+        self.aliases = [Aliases(layer, self.runs_on) for layer in layers]
         self.uses_skips = uses_skips(layers)
         self._habits: dict[tuple[bool, ...], Habits] = {}
         settled = {} if settled is None else settled

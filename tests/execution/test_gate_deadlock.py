@@ -35,6 +35,7 @@ from gpipe.execution import engine, gate
 from gpipe.execution.gate import Drain
 from gpipe.stage import roots
 from gpipe.stage.boundary import Gradients
+from gpipe.stage.device import Event
 from tests.execution.one_device import DEVICE, register
 from tests.members import CHECKPOINT_MODES, SCHEDULES, mlp, train_once
 
@@ -82,7 +83,7 @@ class PlainNode(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor):
-        return None, None, *ctx.drain(list(gradients))
+        return None, None, *ctx.drain(list(gradients), [])
 
 
 def plain_join(outputs: Sequence[Tensor], leaves: Sequence[Tensor], drain: Drain) -> list[Tensor]:
@@ -118,10 +119,10 @@ class Watch:
         self.drain_began.set()
         self.backward_submitted.set()
 
-    def _drain(self, drain: Drain, gradients: Gradients) -> Gradients:
+    def _drain(self, drain: Drain, gradients: Gradients, ready: list[Event]) -> Gradients:
         self.drain_thread = threading.get_ident()
         self.drain_began.set()
-        return drain(gradients)
+        return drain(gradients, ready)
 
 
 class Workers:
@@ -133,7 +134,7 @@ class Workers:
         with ThreadPoolExecutor(len(leaves)) as workers:
             self.outputs: list[Tensor] = list(workers.map(cube, self._inputs))
 
-    def drain(self, gradients: Gradients) -> Gradients:
+    def drain(self, gradients: Gradients, _: list[Event]) -> Gradients:
         """Run all backwards at the same time and wait for them."""
         with ThreadPoolExecutor(len(gradients)) as workers:
             list(workers.map(self._backward, self.outputs, gradients))

@@ -1,0 +1,310 @@
+"""What users do with a pipeline on accelerators, each in a world of fake ones."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from gpipe import GPipe, pop, skippable, stash
+from tests.members import WAYS, train_once
+from tests.streams.fakes import Call, FakeStream, World, world
+
+__all__ = ["SCENARIOS", "run"]
+
+WIDTH, ROWS, CHUNKS = 4, 8, 4
+BALANCE = [2, 2, 1]
+
+Scenario = Callable[[World], None]
+
+
+def run(name: str, left_out: tuple[Call, ...] = ()) -> World:
+    """The world in which a scenario has happened, and its garbage is gone."""
+    with world(len(BALANCE), left_out) as made:
+        torch.manual_seed(0)
+        SCENARIOS[name](made)
+        gc.collect(1)  # what is young, which all of it is
+    return made
+
+
+def layers() -> list[nn.Module]:
+    """Five layers for three stages."""
+    return [
+        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(),
+        nn.Linear(WIDTH, WIDTH),
+    ]  # fmt: skip
+
+
+def wrap(made: World, *modules: nn.Module, **kwargs: object) -> GPipe:
+    """A model over all devices of the world."""
+    settings: dict[str, object] = {"balance": BALANCE, "chunks": CHUNKS, "devices": made.names}
+    return GPipe(nn.Sequential(*(modules or layers())), **(settings | kwargs))  # type: ignore[arg-type]
+
+
+def batch(made: World) -> tuple[Tensor, Tensor]:
+    """An input on the first device and a target on the last."""
+    x, y = torch.randn(ROWS, WIDTH).to(made.names[0]), torch.randn(ROWS, WIDTH).to(made.names[-1])
+    return x.requires_grad_(), y
+
+
+@torch.no_grad()
+def descend(model: nn.Module) -> None:
+    """An optimizer step on the caller's streams, which then forgets the gradients."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+
+
+@contextmanager
+def on(streams: list[FakeStream]) -> Iterator[None]:
+    """Let the caller compute on these streams, one for each device."""
+    before = [stream.device.current_stream() for stream in streams]
+    for stream in streams:
+        stream.device.set_current_stream(stream)
+    try:
+        yield
+    finally:
+        for stream in before:
+            stream.device.set_current_stream(stream)
+
+
+def streams(made: World) -> list[FakeStream]:
+    """New ones for the caller, that begin after what he has done so far."""
+    new = [device.new_stream("caller") for device in made.devices]
+    follow(new, [device.current_stream() for device in made.devices])
+    return new
+
+
+def follow(later: list[FakeStream], earlier: list[FakeStream]) -> None:
+    """The caller's own order between two sets of streams."""
+    for mine, other in zip(later, earlier, strict=True):
+        mine.wait_event(other.record_event())
+
+
+def before_deletion(made: World, *used: list[FakeStream]) -> None:
+    """The caller's own order between his streams and those on which he made his model."""
+    for each in used:
+        follow([device.current_stream() for device in made.devices], each)
+
+
+def training(face: str, schedule: str, checkpoint: str) -> Scenario:
+    """Three mini-batches, each with an optimizer step."""
+
+    def scenario(made: World) -> None:
+        model = wrap(made, schedule=schedule, checkpoint=checkpoint)
+        for _ in range(3):
+            x, y = batch(made)
+            train_once(model, face, x, y, mse_loss)
+            descend(model)
+            x.grad.mul(2)
+
+    return scenario
+
+
+def interleaved(made: World) -> None:
+    """Several stages on each device."""
+    model = wrap(made, *layers(), nn.Tanh(), balance=[1] * 6, schedule="interleaved_1f1b", chunks=6)
+    for _ in range(2):
+        train_once(model, "step", *batch(made), mse_loss)
+        descend(model)
+
+
+def input_on_the_host(made: World) -> None:
+    """Input and target are pinned, and filled again after the call."""
+    for face in ("step", "backward"):
+        model = wrap(made)
+        x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+        for _ in range(2):
+            train_once(model, face, x, y if face == "step" else y.to(made.names[-1]), mse_loss)
+            x.fill_(1.0)
+            y.fill_(1.0)
+            descend(model)
+
+
+def input_elsewhere(made: World) -> None:
+    """Input and target live on devices of other stages."""
+    model = wrap(made)
+    x, y = torch.randn(ROWS, WIDTH).to(made.names[1]), torch.randn(ROWS, WIDTH).to(made.names[0])
+    for _ in range(2):
+        train_once(model, "step", x, y, mse_loss)
+        x.fill_(1.0)
+        y.fill_(1.0)
+
+
+@skippable(stash=["skip"])
+class Stash(nn.Module):
+    """Doubles, and keeps what it was given."""
+
+    def forward(self, x: Tensor) -> Iterator[object]:  # type: ignore[misc]
+        """The one parameter of a skip."""
+        yield stash("skip", x * 3)
+        return x * 2
+
+
+@skippable(pop=["skip"])
+class Pop(nn.Module):
+    """Adds what was kept."""
+
+    def forward(self, x: Tensor) -> Iterator[object]:  # type: ignore[misc]
+        """The sum."""
+        skip = yield pop("skip")
+        return x + skip
+
+
+def skips(made: World) -> None:
+    """A skip over the stage in the middle."""
+    for face, schedule, checkpoint in WAYS:
+        model = wrap(
+            made, nn.Linear(WIDTH, WIDTH), Stash(), nn.Linear(WIDTH, WIDTH), nn.Tanh(),
+            nn.Linear(WIDTH, WIDTH), Pop(), schedule=schedule, checkpoint=checkpoint,
+            balance=[2, 2, 2],
+        )  # fmt: skip
+        train_once(model, face, *batch(made), mse_loss)
+        descend(model)
+
+
+class Head(nn.Module):
+    """Maps back by a weight that is another layer's, too."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A product."""
+        return x @ self.weight
+
+
+def ties(made: World) -> None:
+    """The first and the last stage share a weight, whose copy is renewed under other streams."""
+    first, *others = layers()
+    model = wrap(made, first, *others, Head(first.weight), balance=[2, 2, 2])
+    batches = [batch(made) for _ in range(4)]  # where the host waits for the copies
+    train_once(model, "step", *batches[0], mse_loss)
+    descend(model)
+    early, late = streams(made), streams(made)
+    for current, (x, _) in zip((early, late), batches[1:], strict=False):
+        with on(current), torch.no_grad():
+            model(x)
+    follow(late, early)
+    with on(late):
+        descend_by_nothing(model)
+        train_once(model, "backward", *batches[3], mse_loss)
+    before_deletion(made, early, late)
+
+
+@torch.no_grad()
+def descend_by_nothing(model: nn.Module) -> None:
+    """Change all parameters, so that copies are renewed."""
+    for parameter in model.parameters():
+        parameter += 0.0
+
+
+def norms_weights_outputs(made: World) -> None:
+    """Deferred statistics, a loss with a weight that is known at the end, and a kept output."""
+    model = wrap(
+        made, nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh(),
+        nn.BatchNorm1d(WIDTH), deferred_batch_norm=True,
+    )  # fmt: skip
+    for _ in range(2):
+        x, _ = batch(made)
+        target = torch.tensor([0, 1, -100, 2, 3, 0, 1, 2]).to(made.names[-1])
+        result = model.step(x, target, cross_entropy, return_output=True)
+        (result.output * result.loss).sum()
+        descend(model)
+        model(x)
+
+
+def evaluations_in_turn(made: World) -> None:
+    """Evaluation under one stream of the caller, then under another, with nothing between them."""
+    model = wrap(made).eval()
+    both = [streams(made), streams(made)]
+    for _ in range(2):
+        for current in both:
+            with on(current):
+                x, y = batch(made)
+                model(x).mul(2)
+                model.step(x, y, mse_loss).loss.mul(2)
+    before_deletion(made, *both)
+
+
+class Doubling(torch.autograd.Function):
+    """Twice its input; its backward runs on the streams of its forward, as on accelerators."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, current: list[FakeStream]) -> Tensor:
+        """Under these streams."""
+        ctx.streams = current
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Under the same."""
+        follow(ctx.streams, [stream.device.current_stream() for stream in ctx.streams])
+        with on(ctx.streams):
+            return gradient * 2, None
+
+
+def backward_elsewhere(made: World) -> None:
+    """`backward()` under another stream than the forward; gradients are read under either."""
+    model = wrap(made)
+    for reads_first in (True, False, True, False):
+        early, late, again = streams(made), streams(made), streams(made)
+        with on(early):
+            x, _ = batch(made)
+            output = Doubling.apply(model(x), early)
+        follow(late, early)
+        with on(late):
+            output.backward(torch.ones_like(output))
+        reader = early if reads_first else late
+        with on(reader):
+            descend(model)
+            follow(again, reader)
+            x.grad.mul(2)
+        del x, output
+        with on(again), torch.no_grad():  # takes up the memory that was freed
+            model(batch(made)[0])
+        before_deletion(made, early, late, again)
+
+
+class Failing(nn.Module):
+    """Raises when it is told to."""
+
+    fails = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same, or an error."""
+        if self.fails:
+            raise ValueError("told to")
+        return x.clone()
+
+
+def failure(made: World) -> None:
+    """A step fails, and the caller puts other numbers into its weights and its input."""
+    failing = Failing()
+    model = wrap(made, *layers()[:4], failing)
+    x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    for failing.fails in (False, False, True):  # the host waits in the first two, to learn
+        with suppress(ValueError):
+            model.step(x, y, mse_loss)
+        x.fill_(0.0)
+        y.fill_(0.0)
+        descend_by_nothing(model)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    **{" ".join(way): training(*way) for way in WAYS},
+    "interleaved": interleaved,
+    "input on the host": input_on_the_host,
+    "input elsewhere": input_elsewhere,
+    "skips": skips,
+    "ties": ties,
+    "norms, weights, outputs": norms_weights_outputs,
+    "evaluations in turn": evaluations_in_turn,
+    "backward elsewhere": backward_elsewhere,
+    "failure": failure,
+}
