@@ -23,7 +23,7 @@ def layer(units: str, may_import: Iterable[int]) -> Layer:
 
 # A unit is a module or a folder right under gpipe/; inside one, everything may import everything.
 LAYERS = [
-    layer("errors arguments", ()),
+    layer("errors arguments units", ()),
     layer("schedule costs", range(1)),
     layer("partition timeline", range(2)),
     layer("simulate", range(3)),

@@ -36,6 +36,7 @@ def interpret(
     channel: Channel,
     records: list[Record],
     moment: Callable[[], Any] = perf_counter,
+    explain: Callable[[Action, BaseException], None] | None = None,
 ) -> None:
     """Receive, perform and send for each action in turn; of tensors it knows nothing.
 
@@ -45,20 +46,28 @@ def interpret(
         channel: Knows whether another worker has failed.
         records: Gets each action with its moments, waiting excluded.
         moment: What tells the moment.
+        explain: Called when an action has failed, before its exception goes on.
 
     Raises:
         Aborted: Another worker has failed.
     """
-    for action in row:
-        if channel.aborted:
-            raise Aborted
-        kind, stage, microbatch = action
-        receive, perform, send = steps[kind, stage]
-        received = receive(microbatch)
-        start = moment()
-        result = perform(microbatch, received)
-        records.append((action, start, moment()))
-        if result is not None:
-            send(microbatch, result)
-        # While this worker waits for its next action it must not keep the last one's tensors alive.
-        del received, result
+    action = None
+    try:
+        for action in row:
+            if channel.aborted:
+                raise Aborted
+            kind, stage, microbatch = action
+            receive, perform, send = steps[kind, stage]
+            received = receive(microbatch)
+            start = moment()
+            result = perform(microbatch, received)
+            records.append((action, start, moment()))
+            if result is not None:
+                send(microbatch, result)
+            # While this worker waits for its next action it must not keep the last one's tensors
+            # alive.
+            del received, result
+    except BaseException as error:
+        if action is not None and explain is not None:
+            explain(action, error)
+        raise

@@ -13,6 +13,7 @@ from gpipe.execution.inlet import Inlet
 from gpipe.execution.interpreter import Record, Step, interpret
 from gpipe.execution.link import tensors_of
 from gpipe.execution.loss_head import LossHead
+from gpipe.execution.out_of_memory import is_out_of_memory, memory_note
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.skip_channel import Route, SkipChannel, SkipEnds
 from gpipe.execution.threaded import ThreadedExecutor
@@ -65,6 +66,7 @@ class MiniBatch:
             [devices[schedule.stages_of(worker)[0]] for worker in range(schedule.num_workers)]
         )
         self._steps: dict[tuple[Kind, int], Step] = {}
+        self._runs: dict[int, StageRun] = {}
         skips = SkipChannel(routes, devices)
         for stage in stages:
             recomputed = schedule.recomputed_in(stage.index)
@@ -114,6 +116,7 @@ class MiniBatch:
             ),
         }
         stage, channel = run.stage.index, self._channel
+        self._runs[stage] = run
         for kind, perform in performers.items():
             source, target = channel.source(kind, stage), channel.target(kind, stage)
             self._steps[kind, stage] = Step(source, perform, target)
@@ -136,7 +139,12 @@ class MiniBatch:
 
     def _work(self, device: Device, row: Sequence[Action], records: list[Record]) -> None:
         with device.on(device.compute):
-            interpret(row, self._steps, self._channel, records, device.moment)
+            interpret(row, self._steps, self._channel, records, device.moment, self._explain)
+
+    def _explain(self, action: Action, error: BaseException) -> None:
+        """Say what would help against the lack of memory."""
+        if is_out_of_memory(error):
+            error.add_note(memory_note(self._runs[action.stage], action))
 
     @contextmanager
     def _between_streams(self) -> Iterator[None]:

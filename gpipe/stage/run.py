@@ -9,6 +9,7 @@ from gpipe.stage.boundary import Boundary, Gradients
 from gpipe.stage.buffers import Buffer, all_buffers
 from gpipe.stage.capture import Capture
 from gpipe.stage.habits import Habits
+from gpipe.stage.held_bytes import held_bytes
 from gpipe.stage.passage import Head, How, Passage, Through
 from gpipe.stage.randomness import Randomness, holding_generator
 from gpipe.stage.recompute import Recording
@@ -89,6 +90,18 @@ class StageRun:
         self._catches = context.keeps_graph and (
             context.looks_closely or not self._habits.keeps_layout
         )
+
+    @property
+    def num_held(self) -> int:
+        """How many micro-batches are between their forward and their backward."""
+        return len(self._held)
+
+    def held_bytes(self) -> int:
+        """What they hold: inputs, and what their graphs have saved."""
+        held = list(self._held.values())
+        tensors = [tensor for each in held for tensor in each.inputs.tensors]
+        edges = [root.edge for each in held for root in each.roots or () if root is not None]
+        return held_bytes(tensors, edges)
 
     def forward(self, microbatch: int, inputs: Boundary) -> Boundary | None:
         """Run the layers; what the next stage gets, None where the head takes it."""
