@@ -1,4 +1,4 @@
-"""The command line: `gpipe train CONFIG`, `gpipe schedule show|check FILE`."""
+"""The command line: `gpipe train CONFIG`, `gpipe schedule show|check FILE`, `gpipe doctor`."""
 
 import argparse
 import os
@@ -47,6 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands.add_parser("train", help="train as a run file says", allow_abbrev=False))
     _add_schedule(commands.add_parser("schedule", help="draw or check one", allow_abbrev=False))
+    told = "see whether pipelines work on this machine"
+    _add_doctor(commands.add_parser("doctor", help=told, allow_abbrev=False))
     return parser
 
 
@@ -105,6 +107,22 @@ def _check_schedule(options: argparse.Namespace) -> None:
         f"{options.file} is complete, in order and free of deadlock. Its workers hold at most "
         f"{held} micro-batches.\n"
     )
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Shows versions, devices, memory and how fast copies between devices are, and compares the "
+        "gradients of a pipeline of two stages with those of the plain model."
+    )
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(_: argparse.Namespace) -> None:
+    from gpipe.doctor import examine
+
+    for line in examine():
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def _fail(reason: object, code: int) -> int:

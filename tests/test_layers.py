@@ -33,7 +33,7 @@ LAYERS = [
     layer("stage", (0,)),
     layer("execution profiling", (0, 1, 2, 6)),
     layer("balance pipeline __init__", range(8)),
-    layer("models data train", range(9)),
+    layer("models data train doctor", range(9)),
     layer("cli __main__", range(11)),
 ]
 FIRST_WITH_TORCH = 6

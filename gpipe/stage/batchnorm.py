@@ -1,10 +1,12 @@
 """BatchNorm whose running statistics are those of the mini-batch."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -45,7 +47,7 @@ class DeferredBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Torch's BatchNorm, except that a micro-batch may have one value per channel."""
-        observation = _observation.get()
+        observation = _observation.get() or _replay_of(self)
         if observation is None or not observation.collector.concerns(self):
             return super().forward(input)
         return _normalised(self, input, observation)
@@ -120,9 +122,10 @@ class Collector:
     def replaying(self) -> Iterator[None]:
         """Let the norms do the same as when they were observed, without taking it in again.
 
-        For a recompute, and for a backward, in which a layer may do its own checkpointing.
+        For a recompute, and for a backward, in which a layer may do its own checkpointing: on an
+        accelerator in a thread of autograd's, which knows nothing of this one.
         """
-        with _observed(_Observation(self, None)):
+        with _observed(_Observation(self, None)), _replays.holding(self):
             yield
 
     def concerns(self, norm: DeferredBatchNorm) -> bool:
@@ -181,6 +184,39 @@ class _Observation(NamedTuple):
     collector: Collector
     microbatch: int | None
     """None while it is replayed."""
+
+
+class _Replays:
+    """The collectors that replay now, in whatever thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts: Counter[Collector] = Counter()
+
+    @contextmanager
+    def holding(self, collector: Collector) -> Iterator[None]:
+        """Count this one meanwhile."""
+        with self._lock:
+            self._counts[collector] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._counts[collector] -= 1
+                self._counts += Counter()  # without those that are back at 0
+
+    def of(self, norm: DeferredBatchNorm) -> Collector | None:
+        """The one that concerns this norm."""
+        with self._lock:
+            return next((each for each in self._counts if each.concerns(norm)), None)
+
+
+_replays = _Replays()
+
+
+def _replay_of(norm: DeferredBatchNorm) -> _Observation | None:
+    collector = _replays.of(norm)
+    return None if collector is None else _Observation(collector, None)
 
 
 _observation: ContextVar[_Observation | None] = ContextVar("gpipe_observation", default=None)

@@ -26,6 +26,7 @@ __all__ = [
     "default_devices",
     "device_of",
     "register_device",
+    "runtime_versions",
 ]
 
 HOST = torch.device("cpu")
@@ -162,6 +163,18 @@ class Device:
         """What is in use; None where torch does not say."""
         return None
 
+    def reaches(self, other: "Device") -> bool | None:
+        """Whether copies go from here to there directly; None where torch does not say."""
+        return None
+
+    def synchronize(self) -> None:
+        """Let the calling thread wait until all that was enqueued is done."""
+
+    @property
+    def product(self) -> str | None:
+        """What its maker calls it; None where torch does not say."""
+        return None
+
 
 class Accelerator(Device):
     """A device with streams, by way of torch's interface to any accelerator."""
@@ -242,6 +255,23 @@ class Accelerator(Device):
         allocated_bytes = torch.accelerator.memory_allocated(self.torch_device)
         return Memory(allocated_bytes, free_bytes, total_bytes)
 
+    def reaches(self, other: Device) -> bool | None:
+        """Whether copies go from here to there directly; None where torch does not say."""
+        asks = getattr(self._module(), "can_device_access_peer", None)
+        if asks is None or type(other) is not type(self):
+            return None
+        return bool(asks(self.torch_device, other.torch_device))
+
+    def synchronize(self) -> None:
+        """Let the calling thread wait until all that was enqueued is done."""
+        torch.accelerator.synchronize(self.torch_device)
+
+    @property
+    def product(self) -> str | None:
+        """What its maker calls it; None where torch does not say."""
+        asks = getattr(self._module(), "get_device_name", None)
+        return str(asks(self.torch_device)) if asks else None
+
     def _new_stream(self, _: str) -> Stream:
         return torch.Stream(self.torch_device)
 
@@ -273,6 +303,12 @@ def default_devices() -> list[torch.device]:
         return []
     num_devices = torch.accelerator.device_count()
     return [torch.device(accelerator_type, index) for index in range(num_devices)]
+
+
+def runtime_versions() -> dict[str, str]:
+    """The versions of what this build of torch drives accelerators with, by name."""
+    found = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
+    return {name: str(version) for name, version in found.items() if version}
 
 
 def _accelerator_type() -> str | None:

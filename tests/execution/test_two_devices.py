@@ -4,6 +4,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,10 +73,56 @@ def check(places: list[str], face: str, schedule: str, checkpoint: str) -> None:
         assert_close(model.eval()(x).cpu(), plain(x))
 
 
+class Again(torch.autograd.Function):
+    """Runs a layer once more in its backward: on a device that has one, in the engine's thread."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.autograd.backward(ctx.layer(x), gradient)
+        return x.grad, None
+
+
+class Checkpointed(nn.Module):
+    """Does its own checkpointing."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Again.apply(x, self.layer)
+
+
+def check_norm(face: str, schedule: str, checkpoint: str) -> None:
+    """Each row counts once in running statistics, though the norm sees it twice."""
+    norm = nn.BatchNorm1d(6, momentum=1.0)
+    model = GPipe(
+        nn.Sequential(nn.Linear(6, 6), Checkpointed(norm)), [1, 1], chunks=2, schedule=schedule,
+        checkpoint=checkpoint, devices=[DEVICE, DEVICE], deferred_batch_norm=True,
+    )  # fmt: skip
+    x, y = torch.randn(8, 6), torch.randn(8, 6)
+    train_once(model, face, x, y if face == "step" else y.to(DEVICE), loss_fn)
+    with torch.no_grad():
+        between = model[0](x.to(DEVICE)).cpu()
+    assert_close(norm.running_mean.cpu(), between.mean(0))
+    assert_close(norm.running_var.cpu(), between.var(0))
+    assert int(norm.num_batches_tracked) == 1
+
+
 def main() -> None:
     register()
     for places, way in product(PLACES, WAYS):
         check(places, *way)
+    for way in WAYS:
+        check_norm(*way)
 
 
 if __name__ == "__main__":
