@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from gpipe import GPipe, pop, skippable, stash
+from gpipe.stage.device import HOST
 from tests.gpu.devices import needs_accelerator, places, precision
 from tests.members import mlp, over_all_ways, relative_difference, take_gradients, train_once
 
@@ -92,6 +93,23 @@ def test_gradients_are_those_of_the_plain_model(
         for name, gradient in take_gradients(model).items():
             its = expected[name].to(gradient.device)
             assert relative_difference(gradient, its) <= TOLERANCE[dtype], name
+
+
+@over_all_ways
+def test_a_stage_may_be_on_the_host(face, schedule, checkpoint):
+    first, last = places(2)
+    model = GPipe(
+        nn.Sequential(*plain_layers()), [2, 3, 2], CHUNKS, devices=[first, HOST, last],
+        schedule=schedule, checkpoint=checkpoint,
+    )  # fmt: skip
+    plain = nn.Sequential(*plain_layers())
+    x, y = torch.randn(2, ROWS, WIDTH)
+    mse_loss(plain(x), y).backward()
+    for _ in range(3):
+        train_once(model, face, x, y if face == "step" else y.to(last), mse_loss)
+        for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.cpu(), its.grad)
+        model.zero_grad()
 
 
 @over_all_ways
