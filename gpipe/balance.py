@@ -1,14 +1,26 @@
 """How many layers each stage gets."""
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import index
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
+import torch
 from torch import nn
 
 from gpipe.partition import balance_costs
+from gpipe.profiling import profile, profile_memory, profile_meta
+from gpipe.stage.boundary import pack
+from gpipe.stage.sequential import require_sequential
 
-__all__ = ["balance_by_parameters", "balance_costs", "require_balance"]
+__all__ = [
+    "balance_by_flops",
+    "balance_by_memory",
+    "balance_by_parameters",
+    "balance_by_time",
+    "balance_costs",
+    "require_balance",
+]
 
 
 def balance_by_parameters(num_stages: int, module: nn.Sequential) -> list[int]:
@@ -23,6 +35,94 @@ def balance_by_parameters(num_stages: int, module: nn.Sequential) -> list[int]:
         ValueError: `num_stages` is below 1.
     """
     return balance_costs([_num_bytes(layer) for layer in module], num_stages)
+
+
+def balance_by_time(
+    num_stages: int, module: nn.Sequential, sample: Any, **options: Any
+) -> list[int]:
+    """Balance the measured seconds of forward and backward.
+
+    Args:
+        num_stages: How many stages there are to be, at most one per layer.
+        module: The model; it is run, and nothing in it is changed.
+        sample: Its input, best as many rows as a micro-batch will have.
+        options: Keywords of `gpipe.profiling.profile`, such as `time_budget_s`. On the CPU a layer
+            has a stage's share of the threads, unless `num_threads` says otherwise.
+
+    Raises:
+        PlanError: There are fewer layers than stages.
+        TypeError: `module` is no Sequential, or an argument has the wrong type.
+        ValueError: An argument has a value that cannot be; the message says which can.
+        BaseException: What a layer raised, with a note of which one it was.
+    """
+    _require_enough(num_stages, module)
+    share = {"num_threads": max(1, torch.get_num_threads() // num_stages)}
+    costs = profile(module, sample, **share | options)
+    times_s = zip(costs.forward_s, costs.backward_s, strict=True)
+    return balance_costs([sum(both) for both in times_s], num_stages)
+
+
+def balance_by_memory(
+    num_stages: int,
+    module: nn.Sequential,
+    sample: Any,
+    *,
+    optimizer_copies: float = 2.0,
+    **options: Any,
+) -> list[int]:
+    """Balance the bytes of parameters, buffers, gradients, optimizer and saved activations.
+
+    Args:
+        num_stages: How many stages there are to be, at most one per layer.
+        module: The model; each layer is run forward, and nothing is changed. On the meta device
+            shapes alone go through it.
+        sample: Its input, best as many rows as a stage will hold.
+        optimizer_copies: How many numbers the optimizer keeps for each that is trained: 2 for
+            AdamW, 1 for momentum, 0 for plain SGD.
+        options: Keywords of `gpipe.profiling.profile_memory`, such as `device`.
+
+    Raises:
+        PlanError: There are fewer layers than stages.
+        TypeError: `module` is no Sequential, or an argument has the wrong type.
+        ValueError: An argument has a value that cannot be; the message says which can.
+        BaseException: What a layer raised, with a note of which one it was.
+    """
+    _require_enough(num_stages, module)
+    measure = profile_meta if _has_meta(module, sample) else profile_memory
+    costs = measure(module, sample, **options)
+    per_layer = zip(
+        costs.parameter_bytes,
+        costs.buffer_bytes,
+        [(1 + optimizer_copies) * number for number in costs.gradient_bytes],
+        [size.at(costs.rows) for size in costs.memory.saved_sizes],
+        strict=True,
+    )
+    return balance_costs([sum(numbers) for numbers in per_layer], num_stages)
+
+
+def balance_by_flops(
+    num_stages: int, module: nn.Sequential, sample: Any, **options: Any
+) -> list[int]:
+    """Balance the floating-point operations of forward and backward, without computing.
+
+    Args:
+        num_stages: How many stages there are to be, at most one per layer.
+        module: The model, which may be on the meta device: shapes alone go through it.
+        sample: Its input.
+        options: Keywords of `gpipe.profiling.profile_meta`, such as `device`.
+
+    Raises:
+        PlanError: There are fewer layers than stages.
+        TypeError: `module` is no Sequential, or an argument has the wrong type.
+        ValueError: An argument has a value that cannot be; the message says which can.
+        BaseException: What a layer raised, with a note of which one it was.
+    """
+    _require_enough(num_stages, module)
+    costs = profile_meta(module, sample, **options)
+    forward, backward = costs.forward_flops_per_row, costs.backward_flops_per_row
+    assert forward is not None, "shapes tell the operations"
+    assert backward is not None, "shapes tell the operations"
+    return balance_costs(list(map(sum, zip(forward, backward, strict=True))), num_stages)
 
 
 def require_balance(balance: Sequence[int], num_layers: int) -> list[int]:
@@ -57,3 +157,14 @@ def require_balance(balance: Sequence[int], num_layers: int) -> list[int]:
 def _num_bytes(layer: nn.Module) -> int:
     tensors = [*layer.parameters(), *layer.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _require_enough(num_stages: int, module: nn.Sequential) -> None:
+    """Refuse what cannot be balanced before anything is measured."""
+    require_sequential(module)
+    balance_costs([0] * len(module), num_stages)
+
+
+def _has_meta(module: nn.Sequential, sample: Any) -> bool:
+    tensors = chain(module.parameters(), module.buffers(), pack(sample).tensors)
+    return any(tensor.is_meta for tensor in tensors)

@@ -118,10 +118,9 @@ def _changes(graph: Graph, costs: StageCosts) -> NDArray[np.float64]:
             changes[place] = held_bytes
             changes[place, recomputed] = input_bytes
         elif kind is Kind.RECOMPUTE:
-            changes[place] = held_bytes
+            changes[place] = held_bytes - input_bytes
         elif kind is Kind.BACKWARD:
             changes[place] = -held_bytes
-            changes[place, recomputed] -= input_bytes
     return changes.ravel()
 
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
-from numbers import Real
 from typing import Any, Self
 
 from gpipe.arguments import require_count
+from gpipe.costs.number import Numbers, require_number, require_numbers
 
 __all__ = ["StageCosts"]
-
-Numbers = tuple[float, ...]
 
 PER_STAGE = (
     "forward_s",
@@ -36,10 +33,11 @@ class StageCosts:
         recompute_s: Seconds of a recompute; left out: those of the forward.
         boundary_bytes: What a stage sends to the next one, and gets the gradient of: as many
             bytes. That of the last stage is sent nowhere.
-        held_bytes: What a micro-batch holds for its backward: from the start of its forward, or
-            of its recompute where it has one, to the end of its backward.
-        input_bytes: What a micro-batch that is recomputed holds for that: from the start of its
-            forward to the end of its backward.
+        held_bytes: What a micro-batch with its graph holds for its backward, its input included:
+            from the start of its forward, or of its recompute where it has one, to the end of its
+            backward.
+        input_bytes: What a micro-batch that is recomputed holds until then: from the start of its
+            forward.
         bandwidth_bytes_per_s: Of each edge, in either direction; 0 for no limit.
         latency_s: Seconds of each transfer over an edge, whatever its size.
         skip_bytes: What a skip carries, by (stash stage, pop stage). It travels directly, as fast
@@ -63,11 +61,13 @@ class StageCosts:
 
     def __post_init__(self) -> None:
         num_stages = require_count("num_stages", len(self.forward_s))
-        for names, length in ((PER_STAGE, num_stages), (PER_EDGE, num_stages - 1)):
+        parts = ((PER_STAGE, num_stages, "stages"), (PER_EDGE, num_stages - 1, "edges"))
+        for names, length, what in parts:
             for name in names:
                 default = self.forward_s if name == "recompute_s" else (0,) * length
                 numbers = tuple(getattr(self, name)) or default
-                object.__setattr__(self, name, _require_numbers(name, numbers, length))
+                require_numbers(name, numbers, length, what)
+                object.__setattr__(self, name, numbers)
         object.__setattr__(self, "skip_bytes", _require_skips(self.skip_bytes, num_stages))
 
     @classmethod
@@ -112,25 +112,6 @@ class StageCosts:
         return max(self.latency_s[edge] for edge in edges) + num_bytes * slowness
 
 
-def _require_numbers(name: str, numbers: Numbers, length: int) -> Numbers:
-    if len(numbers) != length:
-        what = "edges" if name in PER_EDGE else "stages"
-        raise ValueError(
-            f"`{name}` has {len(numbers)} numbers for {length} {what}. Give one for each."
-        )
-    for place, number in enumerate(numbers):
-        _require_number(f"{name}[{place}]", number)
-    return numbers
-
-
-def _require_number(name: str, number: object) -> None:
-    if not isinstance(number, Real) or isinstance(number, bool):
-        found = type(number).__name__
-        raise TypeError(f"`{name}` is {number!r}, of type {found}. Pass a real number.")
-    if not 0 <= float(number) < inf:  # also refuses NaN
-        raise ValueError(f"`{name}` is {number}. Pass a finite number of at least 0.")
-
-
 def _require_skips(
     skip_bytes: Mapping[tuple[int, int], float], num_stages: int
 ) -> dict[tuple[int, int], float]:
@@ -140,5 +121,5 @@ def _require_skips(
                 f"`skip_bytes` names a skip from stage {stash} to stage {pop} of {num_stages}. "
                 "Name a stage, counted from 0, and a later one."
             )
-        _require_number(f"skip_bytes[{stash}, {pop}]", number)
+        require_number(f"skip_bytes[{stash}, {pop}]", number)
     return dict(skip_bytes)
