@@ -1,12 +1,17 @@
-"""The command line: `gpipe train CONFIG`, `gpipe schedule show|check FILE`, `gpipe doctor`."""
+"""The command line: `gpipe train|plan|balance CONFIG`, `gpipe schedule …`, `gpipe doctor`."""
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpipe import __version__
 from gpipe.errors import ConfigError, GpipeError, ScheduleError
+
+if TYPE_CHECKING:
+    from gpipe.train.config import RunConfig
 
 __all__ = ["main"]
 
@@ -46,6 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands.add_parser("train", help="train as a run file says", allow_abbrev=False))
+    told = "predict time and memory of a run, or search for a better one"
+    _add_plan(commands.add_parser("plan", help=told, allow_abbrev=False))
+    told = "cut a model into stages of even cost"
+    _add_balance(commands.add_parser("balance", help=told, allow_abbrev=False))
     _add_schedule(commands.add_parser("schedule", help="draw or check one", allow_abbrev=False))
     told = "see whether pipelines work on this machine"
     _add_doctor(commands.add_parser("doctor", help=told, allow_abbrev=False))
@@ -54,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.description = "Train as a run file says; results go to a new folder in output_dir."
+    _add_config(parser)
+    parser.set_defaults(command=_train)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="the run file, YAML")
     parser.add_argument(
         "--set",
@@ -64,10 +78,9 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="another value for a key of the run file, e.g. train.epochs=3",
     )
-    parser.set_defaults(command=_train)
 
 
-def _train(options: argparse.Namespace) -> None:
+def _load(options: argparse.Namespace) -> "RunConfig":
     # Imported late: `--help` answers at once, without torch and pydantic.
     from gpipe.train.config import load
 
@@ -75,9 +88,72 @@ def _train(options: argparse.Namespace) -> None:
     # A run file may name code of the folder it is started in, also from the installed `gpipe`.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    return config
+
+
+def _train(options: argparse.Namespace) -> None:
+    config = _load(options)
     from gpipe.train.loop import train
 
     train(config)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Predicts how long a step of the run takes and what each stage needs. Layers are measured "
+        "here, or counted, with nothing allocated, where plan.flops says what a device does."
+    )
+    _add_config(parser)
+    _add_profile(parser)
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="try numbers of devices and micro-batches, balances, schedules and checkpoint modes",
+    )
+    parser.set_defaults(command=_plan)
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    told = "JSON of the layers' costs: read if it is there, else written"
+    parser.add_argument("--profile", metavar="FILE", type=Path, help=told)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    config = _load(options)
+    from gpipe.train.planning import best_text, run_text
+
+    _print((best_text if options.search else run_text)(config, options.profile))
+
+
+def _add_balance(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Shows each layer's cost and the cuts, and the line for the run file."
+    _add_config(parser)
+    _add_profile(parser)
+    parser.add_argument("--stages", metavar="K", type=int, help="left out: pipeline.stages")
+    parser.add_argument("--by", choices=["time", "memory", "flops", "parameters"], default="time")
+    told = "even stages, or the smallest possible slowest one"
+    parser.add_argument(
+        "--objective", choices=["variance", "bottleneck"], default="variance", help=told
+    )
+    parser.set_defaults(command=_balance)
+
+
+def _balance(options: argparse.Namespace) -> None:
+    config = _load(options)
+    from gpipe.train.planning import balance_text
+
+    num_stages = options.stages if options.stages is not None else config.pipeline.stages
+    if num_stages is None or num_stages < 1:
+        raise ConfigError(
+            f"The number of stages is {num_stages}. Pass --stages with a number of at least 1."
+        )
+    _print(balance_text(config, num_stages, options.by, options.objective, options.profile))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -120,9 +196,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 def _doctor(_: argparse.Namespace) -> None:
     from gpipe.doctor import examine
 
-    for line in examine():
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+    _print(examine())
 
 
 def _fail(reason: object, code: int) -> int:

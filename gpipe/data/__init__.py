@@ -2,5 +2,6 @@
 
 from gpipe.data.digits import digits
 from gpipe.data.splits import Splits
+from gpipe.data.text import text
 
-__all__ = ["Splits", "digits"]
+__all__ = ["Splits", "digits", "text"]

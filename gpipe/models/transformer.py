@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from gpipe.arguments import require_count
 
-__all__ = ["transformer"]
+__all__ = ["next_token_loss", "transformer"]
 
 
 def transformer(
@@ -50,6 +50,16 @@ def transformer(
     blocks = (Block(width, num_heads, hidden, dropout) for _ in range(num_blocks))
     embedding = TokenEmbedding(vocabulary, width, dropout)
     return nn.Sequential(embedding, *blocks, Projection(width, vocabulary))
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The mean cross-entropy of the tokens that were to be predicted.
+
+    Args:
+        logits: What the model gives, (rows, tokens, vocabulary).
+        tokens: The token behind each, (rows, tokens).
+    """
+    return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
 class TokenEmbedding(nn.Module):

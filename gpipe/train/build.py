@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gpipe.data import Splits
 from gpipe.errors import GpipeError
 from gpipe.pipeline import GPipe
+from gpipe.stage.device import default_devices
 from gpipe.train.batches import num_batches
 from gpipe.train.config import PipelineConfig, RunConfig
 from gpipe.train.factory import Factory, resolve_factory
@@ -18,8 +19,9 @@ from gpipe.train.loss import Loss, build_loss
 from gpipe.train.lr_schedule import build_lr_schedule
 from gpipe.train.mistake import Mistake, Mistakes, RunFileError
 from gpipe.train.optimizer import build_optimizer, resolve_optimizer
+from gpipe.train.sample import Sample, balance_by
 
-__all__ = ["Run", "build"]
+__all__ = ["Run", "build", "resolve_all", "sequential", "splits_of"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,11 @@ def build(config: RunConfig) -> Run:
     Raises:
         ConfigError: The run file names or asks for something that cannot be had.
     """
-    model_factory, data_factory, loss = _resolve(config)
+    model_factory, data_factory, loss = resolve_all(config)
     torch.manual_seed(config.seed)
-    model = _pipeline(config.pipeline, _sequential(model_factory))
-    splits = _splits(data_factory)
+    module = sequential(model_factory)
+    splits = splits_of(data_factory)
+    model = _pipeline(config.pipeline, module, Sample.of(config, splits, loss))
     optimizer = build_optimizer(config.optimizer, model.parameters())
     num_steps = config.train.epochs * num_batches(splits.train, config.data.batch_size)
     return Run(
@@ -67,7 +70,7 @@ def build(config: RunConfig) -> Run:
     )
 
 
-def _resolve(config: RunConfig) -> tuple[Factory, Factory, Loss]:
+def resolve_all(config: RunConfig) -> tuple[Factory, Factory, Loss]:
     """Finds all that is named in the file; all that cannot be found is refused together."""
     mistakes = Mistakes()
     with mistakes.noted():
@@ -82,7 +85,12 @@ def _resolve(config: RunConfig) -> tuple[Factory, Factory, Loss]:
     return model_factory, data_factory, loss
 
 
-def _sequential(factory: Factory) -> nn.Sequential:
+def sequential(factory: Factory) -> nn.Sequential:
+    """The model that the factory makes.
+
+    Raises:
+        RunFileError: It is no Sequential.
+    """
     module = factory()
     if not isinstance(module, nn.Sequential):
         text = f"{factory.name} returns a {type(module).__name__}. Return an nn.Sequential."
@@ -90,7 +98,12 @@ def _sequential(factory: Factory) -> nn.Sequential:
     return module
 
 
-def _splits(factory: Factory) -> Splits:
+def splits_of(factory: Factory) -> Splits:
+    """The data that the factory gives.
+
+    Raises:
+        RunFileError: They are no splits, or one has no rows.
+    """
     splits = factory()
     if not isinstance(splits, Splits):
         text = f"{factory.name} returns a {type(splits).__name__}. Return a gpipe.data.Splits."
@@ -103,12 +116,11 @@ def _splits(factory: Factory) -> Splits:
     return splits
 
 
-def _pipeline(config: PipelineConfig, module: nn.Sequential) -> GPipe:
-    balance = config.stages if isinstance(config.balance, str) else list(config.balance)
+def _pipeline(config: PipelineConfig, module: nn.Sequential, sample: Sample) -> GPipe:
     try:
         return GPipe(
             module,
-            balance,
+            _balance(config, module, sample),
             config.chunks,
             checkpoint=config.checkpoint,
             schedule=config.schedule,
@@ -117,6 +129,18 @@ def _pipeline(config: PipelineConfig, module: nn.Sequential) -> GPipe:
         )
     except (TypeError, ValueError, GpipeError) as error:
         raise RunFileError([Mistake(_blame(error, config, module), str(error))]) from error
+
+
+def _balance(
+    config: PipelineConfig, module: nn.Sequential, sample: Sample
+) -> int | list[int] | None:
+    """The layers of each stage; their number where parameters say the rest."""
+    if not isinstance(config.balance, str):
+        return list(config.balance)
+    num_stages = config.stages or len(config.devices or default_devices()) or 1
+    if config.balance == "parameters" or num_stages == 1:
+        return config.stages
+    return balance_by(config.balance, num_stages, module, sample)
 
 
 def _blame(error: Exception, config: PipelineConfig, module: nn.Sequential) -> str:
@@ -130,5 +154,9 @@ def _blame(error: Exception, config: PipelineConfig, module: nn.Sequential) -> s
 
 
 def _resolved(config: RunConfig, model: GPipe) -> RunConfig:
-    pipeline = config.pipeline.model_copy(update={"stages": len(model.stages)})
+    # A balance that was measured would come out a little different the next time.
+    found = {"stages": len(model.stages), "balance": config.pipeline.balance}
+    if isinstance(config.pipeline.balance, str) and config.pipeline.balance != "parameters":
+        found["balance"] = tuple(model.balance)
+    pipeline = config.pipeline.model_copy(update=found)
     return config.model_copy(update={"pipeline": pipeline})

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,14 +11,18 @@ from gpipe.train.diagnosis import diagnose
 from gpipe.train.mistake import RunFileError
 from gpipe.train.overrides import override
 from gpipe.train.run_file import read
+from gpipe.units import parse_bytes
 
 __all__ = [
+    "BALANCED_BY",
+    "BalancedBy",
     "DataConfig",
     "LossName",
     "LrScheduleConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PipelineConfig",
+    "PlanConfig",
     "RunConfig",
     "TrainConfig",
     "load",
@@ -30,6 +34,8 @@ _LOSSES = "cross_entropy, nll, mse, l1, smooth_l1, bce_with_logits"
 _FACTORY = '"module:callable", for example "gpipe.models:mlp"'
 ScheduleName = Literal["fill_drain", "1f1b", "interleaved_1f1b", "looped_breadth_first"]
 _SCHEDULES = "fill_drain, 1f1b, interleaved_1f1b or looped_breadth_first"
+BalancedBy = Literal["time", "memory", "flops", "parameters"]
+BALANCED_BY = get_args(BalancedBy)
 _Factory = Annotated[str, Field(pattern=r"^[^:\s]+:[^:\s]+$", description=_FACTORY)]
 _Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
 
@@ -64,7 +70,7 @@ class DataConfig(_OpenSection):
 
 def _balance(value: object) -> object:
     rule = PydanticCustomError("balance", "balance")
-    if value == "parameters":
+    if isinstance(value, str) and value in BALANCED_BY:
         return value
     if not isinstance(value, list | tuple) or not value:
         raise rule
@@ -80,9 +86,10 @@ class PipelineConfig(_Section):
         None,
         description="a whole number, 1 or more; left out: as many as balance lists, or devices",
     )
-    balance: Annotated[Literal["parameters"] | tuple[int, ...], PlainValidator(_balance)] = Field(
+    balance: Annotated[BalancedBy | tuple[int, ...], PlainValidator(_balance)] = Field(
         "parameters",
-        description='"parameters" or the number of layers of each stage, such as [2, 2, 1]',
+        description="time, memory, flops, parameters, or the number of layers of each stage, such "
+        "as [2, 2, 1]",
     )
     chunks: _Count = 1
     schedule: ScheduleName = Field("1f1b", description=_SCHEDULES)
@@ -136,6 +143,43 @@ class TrainConfig(_Section):
     )
 
 
+def _bytes(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise PydanticCustomError("bytes", "bytes")
+    try:
+        return parse_bytes(value)
+    except ValueError:
+        raise PydanticCustomError("bytes", "bytes") from None
+
+
+_Bytes = Annotated[float, PlainValidator(_bytes)]
+
+
+class PlanConfig(_Section):
+    """What `gpipe plan` is to know of the devices."""
+
+    devices: _Count | None = Field(
+        None, description="how many there are, 1 or more; left out: one for each stage"
+    )
+    memory: _Bytes | None = Field(
+        None, description='what stages may use of a device, such as "16 GiB"; left out: no limit'
+    )
+    flops: float | None = Field(
+        None,
+        gt=0,
+        strict=False,
+        description="floating-point operations that a device does in a second in practice, such as "
+        "100e12: layers are then counted, not measured",
+    )
+    bandwidth: _Bytes | None = Field(
+        None, description='of the link to the next device a second, such as "12 GB"'
+    )
+    latency_s: float = Field(0.0, ge=0, description="seconds of each transfer, 0 or more")
+    accumulates: bool = Field(
+        False, description="true where gradients of several mini-batches are added up"
+    )
+
+
 class RunConfig(_Section):
     """A whole run file.
 
@@ -158,6 +202,7 @@ class RunConfig(_Section):
     optimizer: OptimizerConfig
     lr_schedule: LrScheduleConfig = LrScheduleConfig()
     train: TrainConfig = TrainConfig()
+    plan: PlanConfig = PlanConfig()
     output_dir: str = Field("runs", min_length=1, description="the path of a folder")
 
 

@@ -51,17 +51,22 @@ class HeldBytes:
         self._given = {tensor.untyped_storage()._cdata for tensor in given}
         self._received: list[list[Held]] = [[] for _ in model.stages]
         self._saved: list[list[Held]] = [[] for _ in model.stages]
-        self._here = threading.local()  # a stage is always on the same thread
+        self._here = threading.local()  # the stage whose action runs
         self._exit = ExitStack()
 
     def __enter__(self) -> Self:
-        forward, see = StageRun.forward, self._see_received
+        forward, recompute, see = StageRun.forward, StageRun.recompute, self._see_received
 
         def seen(run: StageRun, microbatch: int, inputs: Boundary) -> Boundary | None:
             see(run.stage.index, inputs.tensors)
             return forward(run, microbatch, inputs)
 
+        def repeated(run: StageRun, microbatch: int, nothing: None = None) -> None:
+            self._here.stage = run.stage.index
+            recompute(run, microbatch, nothing)
+
         self._exit.enter_context(mock.patch.object(StageRun, "forward", seen))
+        self._exit.enter_context(mock.patch.object(StageRun, "recompute", repeated))
         self._exit.enter_context(saved_tensors_hooks(self._see_saved, lambda tensor: tensor))
         return self
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gpipe import GPipe
-from gpipe.models import mlp, transformer
+from gpipe.models import mlp, next_token_loss, transformer
 from gpipe.profiling import profile_memory, profile_meta
 from gpipe.schedule import one_f_one_b
 from gpipe.schedule.passes import add_recompute
@@ -41,10 +41,6 @@ def convolutions() -> nn.Sequential:
 
     ends = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
     return nn.Sequential(*block(3, 8), nn.MaxPool2d(2), *block(8, 16), nn.Dropout(0.2), *ends)
-
-
-def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
 def digits(*shape: int) -> Tensor:

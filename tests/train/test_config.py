@@ -83,7 +83,7 @@ def test_three_famous_mistakes_are_told_at_once(short: Path) -> None:
         " Known keys here: epochs, precision, clip_grad_norm.",
         'trainig: is no key (value {"epochs": 2}). Did you mean `train`?'
         " Known keys here: name, seed, model, data, loss, loss_reduction, pipeline, optimizer,"
-        " lr_schedule, train, output_dir.",
+        " lr_schedule, train, plan, output_dir.",
     ]
 
 

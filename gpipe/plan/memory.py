@@ -1,0 +1,149 @@
+"""What each stage needs, by what it is for."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from gpipe.costs import LayerCosts, StageCosts
+from gpipe.schedule import Action, Kind, Schedule
+from gpipe.timeline import Timeline
+
+__all__ = ["Held", "StageMemory", "held_at_peak", "state_of", "waiting_bytes"]
+
+
+class StageMemory(NamedTuple):
+    """The bytes that a stage needs at its peak, by what they are for.
+
+    Attributes:
+        weights_bytes: Parameters and buffers.
+        gradients_bytes: Of the trainable parameters; twice where gradients of several mini-batches
+            are added up, since each mini-batch gathers its own first.
+        optimizer_bytes: The state of the optimizer.
+        inputs_bytes: The boundary inputs of the micro-batches that are held.
+        inside_bytes: What layers have saved: of each of them, or of one where they are recomputed.
+        transfer_bytes: Boundaries and gradients that have arrived, or are arriving.
+    """
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    inputs_bytes: float
+    inside_bytes: float
+    transfer_bytes: float
+
+    @property
+    def peak_bytes(self) -> float:
+        """All of it together."""
+        return sum(self)
+
+    @property
+    def activation_bytes(self) -> float:
+        """What micro-batches hold."""
+        return self.inputs_bytes + self.inside_bytes
+
+
+class Held(NamedTuple):
+    """What micro-batches hold in a stage."""
+
+    inputs_bytes: float
+    inside_bytes: float
+
+
+class _State(NamedTuple):
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+
+
+def state_of(
+    costs: LayerCosts,
+    balance: Sequence[int],
+    optimizer_bytes_per_gradient_byte: float,
+    *,
+    accumulates: bool,
+) -> list[_State]:
+    """What is there in each stage as long as the model is trained."""
+    stages = [range(*ends) for ends in pairwise(accumulate(balance, initial=0))]
+    states = []
+    for stage in stages:
+        weights = sum(costs.parameter_bytes[i] + costs.buffer_bytes[i] for i in stage)
+        trained = sum(costs.gradient_bytes[i] for i in stage)
+        gradients = trained * (2 if accumulates else 1)
+        states.append(_State(weights, gradients, trained * optimizer_bytes_per_gradient_byte))
+    return states
+
+
+def held_at_peak(schedule: Schedule, costs: StageCosts) -> list[Held]:
+    """What each stage holds when it holds most; order decides that, and time does not."""
+    peaks = []
+    for stage in range(schedule.num_stages):
+        row = schedule.rows[schedule.worker_of(stage)]
+        own = [action for action in row if action.stage == stage and action.peer is None]
+        input_bytes = costs.input_bytes[stage]
+        inside_bytes = max(0.0, costs.held_bytes[stage] - input_bytes)
+        recomputed = schedule.recomputed_in(stage)
+        levels = _levels(own, recomputed, input_bytes, inside_bytes)
+        peaks.append(max(levels, key=sum, default=Held(0, 0)))
+    return peaks
+
+
+def _levels(
+    row: Sequence[Action], recomputed: frozenset[int], input_bytes: float, inside_bytes: float
+) -> Iterator[Held]:
+    """What is held in the midst of each action."""
+    num_inputs = num_insides = 0
+    for kind, _, microbatch in row:
+        if kind is Kind.FORWARD:
+            num_inputs += 1
+        if kind is not Kind.BACKWARD:
+            num_insides += 1
+            yield Held(num_inputs * input_bytes, num_insides * inside_bytes)
+        if kind is Kind.FORWARD and microbatch in recomputed:
+            num_insides -= 1  # it drops its graph when it ends
+        if kind is Kind.BACKWARD:
+            num_inputs, num_insides = num_inputs - 1, num_insides - 1
+
+
+def waiting_bytes(timeline: Timeline, schedule: Schedule, costs: StageCosts) -> list[float]:
+    """The most that waits before each stage at once: boundaries from above, gradients from below.
+
+    Whatever is ready is sent at once, so it lies with the receiver until its action starts.
+    """
+    ends_s, starts_s = _moments(timeline, schedule)
+    waiting = []
+    for stage in range(schedule.num_stages):
+        total = 0.0
+        for kind, neighbour, edge in (
+            (Kind.FORWARD, stage - 1, stage - 1),
+            (Kind.BACKWARD, stage + 1, stage),
+        ):
+            if not 0 <= neighbour < schedule.num_stages:
+                continue
+            if schedule.worker_of(neighbour) != schedule.worker_of(stage):
+                number = _most_at_once(ends_s[kind, neighbour], starts_s[kind, stage])
+                total += number * costs.boundary_bytes[edge]
+        waiting.append(total)
+    return waiting
+
+
+_Moments = dict[tuple[Kind, int], list[float]]
+
+
+def _moments(timeline: Timeline, schedule: Schedule) -> tuple[_Moments, _Moments]:
+    kinds = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+    keys = [(kind, stage) for kind in kinds for stage in range(schedule.num_stages)]
+    ends_s: _Moments = {key: [] for key in keys}
+    starts_s: _Moments = {key: [] for key in keys}
+    for _, action, start_s, end_s in timeline.events:
+        if action.peer is None:
+            ends_s[action.kind, action.stage].append(end_s)
+            starts_s[action.kind, action.stage].append(start_s)
+    return ends_s, starts_s
+
+
+def _most_at_once(arrivals_s: Sequence[float], departures_s: Sequence[float]) -> int:
+    """The most that have arrived and not left; what arrives as another leaves comes first."""
+    changes = [(moment_s, -1) for moment_s in arrivals_s]
+    changes += [(moment_s, 1) for moment_s in departures_s]
+    levels = accumulate(-change for _, change in sorted(changes))
+    return max(levels, default=0)

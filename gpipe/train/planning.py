@@ -1,0 +1,231 @@
+"""`gpipe plan` and `gpipe balance`: a run file's model, planned before it runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from gpipe.balance import balance_costs
+from gpipe.costs import LayerCosts
+from gpipe.errors import PlanError
+from gpipe.plan import DeviceSpec, Grid, Plan, plan, search
+from gpipe.plan.text import found_text, plan_text
+from gpipe.profiling import profile, profile_meta
+from gpipe.stage.device import default_devices
+from gpipe.train.build import resolve_all, sequential, splits_of
+from gpipe.train.config import RunConfig
+from gpipe.train.mistake import Mistake, RunFileError
+from gpipe.train.optimizer import build_optimizer
+from gpipe.train.sample import Sample, rows_per_minibatch
+from gpipe.units import show_bytes
+
+__all__ = ["balance_text", "best_text", "run_text"]
+
+META = torch.device("meta")
+
+
+class _Subject(NamedTuple):
+    """What a run file's layers cost, and how many rows go through them."""
+
+    costs: LayerCosts
+    rows: int
+
+
+def run_text(config: RunConfig, profile_file: Path | None = None) -> Iterator[str]:
+    """The plan of the run as the file says it, in lines.
+
+    Raises:
+        PlanError: It does not fit; raised when everything else has been said.
+        ConfigError: The run file, or the profile, names what cannot be had.
+    """
+    subject = _subject(config, profile_file)
+    pipeline = config.pipeline
+    made = plan(
+        subject.costs,
+        _balance(config, subject.costs),
+        rows=subject.rows,
+        chunks=pipeline.chunks,
+        schedule=pipeline.schedule,
+        checkpoint=pipeline.checkpoint,
+        num_workers=None if pipeline.devices is None else len(pipeline.devices),
+        devices=_device(config),
+        optimizer_bytes_per_gradient_byte=_optimizer_share(config),
+        accumulates=config.plan.accumulates,
+    )
+    yield plan_text(made, pipeline.schedule, subject.rows)
+    _require_fit(made)
+
+
+def best_text(config: RunConfig, profile_file: Path | None = None) -> Iterator[str]:
+    """The best ways to run the model, in lines.
+
+    Raises:
+        PlanError: None fits.
+        ConfigError: The run file, or the profile, names what cannot be had.
+    """
+    subject = _subject(config, profile_file)
+    num_devices = config.plan.devices or config.pipeline.stages or max(1, len(default_devices()))
+    grid = Grid(
+        num_devices=range(1, min(num_devices, subject.costs.num_layers) + 1),
+        chunks=[2**power for power in range(subject.rows.bit_length())],
+    )
+    found = search(
+        subject.costs,
+        grid,
+        rows=subject.rows,
+        devices=_device(config),
+        optimizer_bytes_per_gradient_byte=_optimizer_share(config),
+        accumulates=config.plan.accumulates,
+    )
+    yield found_text(found, subject.rows)
+
+
+def balance_text(
+    config: RunConfig, num_stages: int, by: str, objective: str, profile_file: Path | None = None
+) -> Iterator[str]:
+    """Each layer with its cost and its stage, and the line for the run file.
+
+    Raises:
+        PlanError: There are fewer layers than stages.
+        ConfigError: The run file, or the profile, names what cannot be had.
+    """
+    costs = _subject(config, profile_file, by=by).costs
+    numbers = _numbers(costs, by, _optimizer_share(config))
+    balance = balance_costs(numbers, num_stages, objective)
+    total = sum(numbers)
+    width = max(map(len, costs.names))
+    first = 0
+    for stage, size in enumerate(balance):
+        layers = range(first, first + size)
+        share = sum(numbers[layer] for layer in layers)
+        part = share / total if total else 1 / num_stages
+        yield f"stage {stage}: {_shown(share, by)}, {part:.1%} of {_shown(total, by)}"
+        for layer in layers:
+            yield f"  {layer:>4}  {costs.names[layer]:<{width}}  {_shown(numbers[layer], by)}"
+        first += size
+    yield f"\nbalance: {balance}"
+
+
+def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None) -> _Subject:
+    """The costs from the file where there is one, else found now and written to it."""
+    model_factory, data_factory, loss = resolve_all(config)
+    splits = splits_of(data_factory)
+    rows = rows_per_minibatch(config, splits)
+    if profile_file is not None and profile_file.exists():
+        costs = LayerCosts.load(profile_file)
+        _require_same(costs, config)
+        return _Subject(costs, rows)
+    sample = Sample.of(config, splits, loss)
+    is_counted = config.plan.flops is not None or by in ("flops", "memory", "parameters")
+    torch.manual_seed(config.seed)
+    if is_counted:
+        with META:
+            module = sequential(model_factory)
+        costs = profile_meta(module, sample.input, **sample.keywords)
+        costs = _timed(costs, config.plan.flops)
+    else:
+        module = sequential(model_factory)
+        costs = _measured(module, sample, config)
+    if profile_file is not None:
+        costs.save(profile_file)
+    return _Subject(costs, rows)
+
+
+def _measured(module: nn.Sequential, sample: Sample, config: RunConfig) -> LayerCosts:
+    num_stages = config.pipeline.stages or 1
+    share = max(1, torch.get_num_threads() // num_stages)
+    return profile(module, sample.input, num_threads=share, progress=True, **sample.keywords)
+
+
+def _timed(costs: LayerCosts, flops_per_s: float | None) -> LayerCosts:
+    """With the seconds that the operations take on a device that does so many."""
+    if flops_per_s is None:
+        return costs
+    assert costs.forward_flops_per_row is not None, "shapes tell the operations"
+    assert costs.backward_flops_per_row is not None, "shapes tell the operations"
+    scale = costs.rows / flops_per_s
+    return replace(
+        costs,
+        forward_s=tuple(scale * number for number in costs.forward_flops_per_row),
+        backward_s=tuple(scale * number for number in costs.backward_flops_per_row),
+    )
+
+
+def _require_same(costs: LayerCosts, config: RunConfig) -> None:
+    balance = config.pipeline.balance
+    if not isinstance(balance, str) and sum(balance) != costs.num_layers:
+        text = (
+            f"lists {sum(balance)} layers, and the profile has {costs.num_layers}. "
+            "Profile this model, or correct the balance."
+        )
+        raise RunFileError([Mistake("pipeline.balance", text)])
+
+
+def _balance(config: RunConfig, costs: LayerCosts) -> Sequence[int]:
+    pipeline = config.pipeline
+    if not isinstance(pipeline.balance, str):
+        return pipeline.balance
+    num_stages = pipeline.stages or len(pipeline.devices or default_devices()) or 1
+    return balance_costs(_numbers(costs, pipeline.balance, _optimizer_share(config)), num_stages)
+
+
+def _numbers(costs: LayerCosts, by: str, optimizer_share: float) -> list[float]:
+    """The cost of each layer in one respect."""
+    if by == "time":
+        return list(map(sum, zip(costs.forward_s, costs.backward_s, strict=True)))
+    if by == "flops":
+        forward, backward = costs.forward_flops_per_row, costs.backward_flops_per_row
+        if forward is None or backward is None:
+            raise PlanError(
+                "The profile was measured and has no floating-point operations. Balance by time, "
+                "or leave the profile out."
+            )
+        return list(map(sum, zip(forward, backward, strict=True)))
+    weights = list(map(sum, zip(costs.parameter_bytes, costs.buffer_bytes, strict=True)))
+    if by == "parameters":
+        return weights
+    held = [size.at(costs.rows) for size in costs.memory.saved_sizes]
+    trained = [(1 + optimizer_share) * number for number in costs.gradient_bytes]
+    return list(map(sum, zip(weights, trained, held, strict=True)))
+
+
+def _device(config: RunConfig) -> DeviceSpec:
+    return DeviceSpec(
+        memory_bytes=inf if config.plan.memory is None else config.plan.memory,
+        bandwidth_bytes_per_s=config.plan.bandwidth or 0.0,
+        latency_s=config.plan.latency_s,
+    )
+
+
+def _optimizer_share(config: RunConfig) -> float:
+    """How many bytes the optimizer keeps for each of a gradient, seen on a small one."""
+    parameter = nn.Parameter(torch.zeros(1024))
+    parameter.grad = torch.zeros(1024)
+    optimizer = build_optimizer(config.optimizer, [parameter])
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    # A count of steps is as small for a large parameter.
+    large = (each for each in state if isinstance(each, torch.Tensor) and each.dim() > 0)
+    return sum(each.nbytes for each in large) / parameter.nbytes
+
+
+def _require_fit(made: Plan) -> None:
+    worker = made.crowded
+    if worker is None:
+        return
+    needed, available = made.worker_bytes[worker], made.devices[worker].memory_bytes
+    raise PlanError(
+        f"Device {worker} needs {show_bytes(needed)} and has {show_bytes(available)}. See what "
+        "fits with `--search`, raise pipeline.chunks, set pipeline.checkpoint: always, or use more "
+        "stages."
+    )
+
+
+def _shown(number: float, by: str) -> str:
+    if by == "time":
+        return f"{number * 1000:.3f} ms"
+    return f"{number:,.0f} flop a row" if by == "flops" else show_bytes(number)

@@ -1,0 +1,183 @@
+"""`gpipe plan` and `gpipe balance`, from a run file to the line that is pasted into it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe.cli import main
+from gpipe.costs import LayerCosts
+from gpipe.train import planning
+from gpipe.train.build import build
+from gpipe.train.config import BALANCED_BY, RunConfig
+
+ROOT = Path(__file__).parents[2]
+RUN_FILE = """
+name: short
+model: {factory: "gpipe.models:mlp", sizes: [64, 32, 16, 10]}
+data: {factory: "gpipe.data:digits", batch_size: 32}
+loss: cross_entropy
+pipeline: {stages: 2, chunks: 4}
+optimizer: {name: AdamW}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    monkeypatch.chdir(tmp_path)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return out if code == 0 else err
+
+
+def test_a_plan_tells_time_and_the_memory_of_each_stage(capsys):
+    text = said(capsys, "plan", "run.yaml", "--set", "plan.flops=1e9")
+    assert text.startswith("2 stages [2, 3] on 2 devices, 32 rows in 4 micro-batches, 1f1b")
+    assert re.search(r"step [\d.]+ s, .* rows/s, bubble [\d.]+%", text)
+    weights = (64 * 32 + 32) * 4
+    assert f"{weights / 1024:.1f} KiB" in text
+    assert f"{2 * weights / 1024:.1f} KiB" in text  # what AdamW keeps
+
+
+def test_counted_layers_are_not_allocated_nor_run(capsys, monkeypatch):
+    monkeypatch.setattr(planning, "profile", None)
+    said(capsys, "plan", "run.yaml", "--set", "plan.flops=1e9")
+
+
+def test_measured_layers_come_from_a_file_the_second_time(capsys, monkeypatch):
+    first = said(capsys, "plan", "run.yaml", "--profile", "costs.json")
+    costs = LayerCosts.load("costs.json")
+    assert all(time_s > 0 for time_s in costs.forward_s)
+    monkeypatch.setattr(planning, "profile", None)
+    assert said(capsys, "plan", "run.yaml", "--profile", "costs.json") == first
+
+
+def test_a_profile_of_another_model_is_refused(capsys):
+    said(capsys, "plan", "run.yaml", "--set", "plan.flops=1e9", "--profile", "costs.json")
+    told = said(
+        capsys, "plan", "run.yaml", "--profile", "costs.json", "--set",
+        "pipeline.balance=[2, 2]", code=2,
+    )  # fmt: skip
+    assert "pipeline.balance" in told
+    Path("costs.json").write_text("{}")
+    told = said(capsys, "plan", "run.yaml", "--profile", "costs.json", code=2)
+    assert "costs.json is no file of layer costs" in told
+
+
+def test_what_does_not_fit_is_told_after_the_table_with_both_numbers(capsys):
+    assert main(["plan", "run.yaml", "--set", "plan.flops=1e9", "plan.memory=20 KiB"]) == 1
+    out, err = capsys.readouterr()
+    assert "too much" in out
+    assert re.search(r"Device \d needs [\d.]+ KiB and has 20.0 KiB\. See what fits", err)
+
+
+def test_a_search_shows_the_best_and_why_others_lose(capsys):
+    text = said(capsys, "plan", "run.yaml", "--search", "--set", "plan.flops=1e9")
+    assert text.startswith("1. ")
+    assert "Next, and why they lose:" in text
+    pasted = text.strip().splitlines()[-1]
+    assert re.fullmatch(
+        r"pipeline: \{balance: \[[\d, ]+\], chunks: \d+, schedule: \w+, checkpoint: \w+\}", pasted
+    )
+
+
+def test_a_search_where_nothing_fits_is_an_error(capsys):
+    told = said(
+        capsys, "plan", "run.yaml", "--search", "--set", "plan.flops=1e9", "plan.memory=1 KiB",
+        code=1,
+    )  # fmt: skip
+    assert "Nothing fits" in told
+    assert "of 1.0 KiB" in told
+
+
+@pytest.mark.parametrize("by", BALANCED_BY)
+@pytest.mark.parametrize("objective", ["variance", "bottleneck"])
+def test_a_balance_shows_layers_cuts_and_the_line_to_paste(capsys, by, objective):
+    text = said(
+        capsys, "balance", "run.yaml", "--stages", "3", "--by", by, "--objective", objective
+    )
+    assert [line for line in text.splitlines() if line.startswith("stage ")][2].startswith(
+        "stage 2"
+    )
+    balance = json.loads(re.search(r"balance: (\[.*\])", text)[1])
+    assert len(balance) == 3
+    assert sum(balance) == 5
+    assert main(["plan", "run.yaml", "--set", "plan.flops=1e9", "pipeline.stages=3",
+                 f"pipeline.balance={balance}"]) == 0  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["--stages", "0"], "The number of stages is 0", 2),
+        (["--stages", "9", "--by", "flops"], "5 layers cannot fill 9 stages", 1),
+        (["--set", "pipeline.stages=null"], "The number of stages is None", 2),
+        (["--set", "plan.memory=much"], "plan.memory", 2),
+        (["--set", "plan.memroy=1 GiB"], "Did you mean `memory`", 2),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(capsys, arguments, message, code):
+    assert message in said(capsys, "balance", "run.yaml", *arguments, code=code)
+
+
+def config(**sections: object) -> RunConfig:
+    content = {
+        "name": "short",
+        "model": {"factory": "gpipe.models:mlp", "sizes": [64, 32, 16, 10]},
+        "data": {"factory": "gpipe.data:digits", "batch_size": 32},
+        "loss": "cross_entropy",
+        "optimizer": {"name": "AdamW"},
+    }
+    return RunConfig.model_validate(content | sections)
+
+
+@pytest.mark.parametrize("by", BALANCED_BY)
+def test_a_run_is_balanced_by_what_its_file_says(by):
+    run = build(config(pipeline={"stages": 3, "balance": by, "chunks": 2}))
+    assert len(run.model.balance) == 3
+    assert sum(run.model.balance) == 5
+
+
+def test_a_measured_balance_stands_as_a_list_in_the_resolved_file():
+    run = build(config(pipeline={"stages": 3, "balance": "time"}))
+    assert run.config.pipeline.balance == tuple(run.model.balance)
+    again = build(config(pipeline={"stages": 2, "balance": "parameters"}))
+    assert again.config.pipeline.balance == "parameters"
+
+
+def test_measuring_does_not_change_the_weights_that_the_seed_gives():
+    weights = [
+        build(config(pipeline={"stages": 2, "balance": by})).model.state_dict()
+        for by in ("parameters", "time", "memory", "flops")
+    ]
+    for other in weights[1:]:
+        assert all(torch.equal(other[name], weights[0][name]) for name in other)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "share"),
+    [
+        ({"name": "SGD", "lr": 0.1}, 0),
+        ({"name": "SGD", "lr": 0.1, "momentum": 0.9}, 1),
+        ({"name": "AdamW"}, 2),
+        ({"name": "RMSprop"}, 1),
+    ],
+)
+def test_what_an_optimizer_keeps_is_seen(optimizer, share):
+    assert planning._optimizer_share(config(optimizer=optimizer)) == share
+
+
+def test_the_papers_largest_transformer_is_planned_on_a_laptop(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(nn.Module, "to", None)  # nothing is brought anywhere
+    text = said(capsys, "plan", "examples/plan_paper_transformer.yaml")
+    assert text.startswith("128 stages of 13 to 14 layers on 128 devices, 32 rows in 32")
+    assert "too much" not in text
