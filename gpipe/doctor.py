@@ -122,16 +122,19 @@ def _described(device: Device) -> str:
 def _links(devices: Sequence[Device]) -> Iterator[str]:
     host = devices[0]
     for source, target in list(permutations(devices, 2)) or [(host, host)]:
-        speed = f"{show_bytes(link_bytes_per_s(source, target))}/s"
+        try:
+            speed = f"{show_bytes(link_bytes_per_s(source, target))}/s"
+        except RuntimeError as error:
+            speed = f"not measured ({str(error).splitlines()[0]})"
         direct = {True: ", directly", False: ", through the host", None: ""}
         way = direct[source.reaches(target)]
         yield f"{source.torch_device} to {target.torch_device}: {speed}{way}"
 
 
 def _model() -> nn.Sequential:
-    # Where the caller's generator stands must not change.
+    # Where the caller's generators stand must not change: `torch.manual_seed` moves all of them.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         layers = (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
         return nn.Sequential(*layers)
 

@@ -2,10 +2,10 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from gpipe.stage.boundary import unpack
 from gpipe.stage.device import default_devices
 from gpipe.stage.loss import LossFunction, reduction_of
 from gpipe.stage.microbatch import Batch, Split, join, num_rows, slice_sizes
-from gpipe.stage.placement import require_devices
+from gpipe.stage.placement import require_devices, require_list
 from gpipe.stage.sequential import require_sequential
 from gpipe.stage.skip_route import skip_routes
 from gpipe.stage.stage import Stage
@@ -103,6 +103,7 @@ class GPipe(nn.Module):
     ) -> None:
         super().__init__()
         require_sequential(module)
+        require_list(devices)
         self.chunks = require_count("chunks", chunks)
         self.checkpoint = require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
         self.schedule = schedule
@@ -219,6 +220,22 @@ class GPipe(nn.Module):
             else:
                 self._engine.evaluate(batch, schedule, head)
             return StepResult(head.total(), head.output(), recorder)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What `to()`, `half()` and the like do to all tensors; where these live does not change.
+
+        Raises:
+            ValueError: It would move a stage away from its device.
+        """
+        for device in dict.fromkeys(self.devices):
+            if fn(torch.empty(0, device=device)).device != device:
+                raise ValueError(
+                    f"The stages of this GPipe live on {', '.join(map(str, self.devices))}, and "
+                    "its parameters cannot be moved away from there. Choose `devices` when you "
+                    "make it; its state_dict() can be loaded anywhere."
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("_engine", "_orders")

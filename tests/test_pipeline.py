@@ -38,6 +38,9 @@ from tests.members import mlp
         ({"balance": 2, "schedule": "1f1c"}, ValueError, r"'1f1c'\. Use one of .*'1f1b'"),
         ({"balance": 2, "devices": ["cpu"]}, ValueError, r"2 workers and 1 devices\. Pass"),
         ({"balance": 2, "devices": "cpu"}, TypeError, r"devices is 'cpu'\. Pass a list"),
+        ({"devices": torch.device("cpu")}, TypeError, r"devices is device.*\. Pass a list"),
+        ({"devices": "cpu"}, TypeError, r"devices is 'cpu'\. Pass a list"),
+        ({"balance": 2, "devices": [None, None]}, TypeError, "devices holds None"),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_value_and_the_remedy(arguments, error, message):
@@ -184,3 +187,17 @@ def test_the_public_list():
     assert set(gpipe.__all__) <= set(dir(gpipe))
     with pytest.raises(AttributeError, match="no attribute 'Gpipe'"):
         gpipe.Gpipe  # noqa: B018 - the access is what is tested
+
+
+@pytest.mark.parametrize("move", [lambda m: m.to("meta"), lambda m: m.to_empty(device="meta")])
+def test_a_model_cannot_be_moved_away_from_its_stages(move):
+    model = GPipe(mlp(4), [2, 2])
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=r"live on cpu, cpu, and its parameters cannot be moved"):
+        move(model)
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_a_model_may_change_its_dtype_where_it_is():
+    model = GPipe(mlp(4), [2, 2], chunks=2).double().to("cpu")
+    assert model(torch.randn(4, 6).double()).dtype == torch.float64

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from gpipe.stage.device import Device, Event, Stream, device_of
+from gpipe.stage.device import Device, Event, Stream, Traffic, device_of
 
 __all__ = ["CallerStreams", "ready_events"]
 
@@ -27,16 +27,21 @@ class CallerStreams:
         """Let what the stages compute from now on begin after what the caller has enqueued."""
         for device in self._devices:
             current = device.current_stream()
-            device.compute.wait_event(current.record_event())
+            begun = current.record_event()
+            device.compute.wait_event(begun)
+            # What is on the host may still be on its way there.
+            device.arrivals[Traffic.INPUTS].wait_event(begun)
             if current not in self._streams[device]:
                 self._streams[device].append(current)
 
     def join(self) -> None:
         """Let what the caller enqueues from now on begin after all that the stages have."""
         for device in self._devices:
-            done = device.compute.record_event()
-            for stream in self._streams[device]:
-                stream.wait_event(done)
+            # A copy that leaves may be one of the caller's own tensors, passed through as it is.
+            for busy in (device.compute, *device.departures.values()):
+                done = busy.record_event()
+                for stream in self._streams[device]:
+                    stream.wait_event(done)
 
     def meet(self) -> None:
         """Let the streams of the forward come after the caller's current ones."""
@@ -60,5 +65,5 @@ class CallerStreams:
 
 def ready_events(tensors: Iterable[Tensor | None]) -> list[Event]:
     """When these tensors are there, made on the current streams of the calling thread."""
-    devices = {tensor.device for tensor in tensors if tensor is not None}
-    return [device_of(device).current_stream().record_event() for device in devices]
+    devices = {device_of(tensor.device) for tensor in tensors if tensor is not None}
+    return [device.current_stream().record_event() for device in devices if device.is_asynchronous]

@@ -124,8 +124,8 @@ class Channel:
     def abort(self) -> None:
         """Let every worker that waits here, or will, stop."""
         self.aborted = True
-        for mailbox in (*self.forward, *self.backward):
-            mailbox.close()
+        for each in (*self.forward, *self.backward):
+            each.close()
 
 
 def _nothing(_: int) -> None:

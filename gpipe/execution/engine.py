@@ -14,13 +14,13 @@ from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import MiniBatch
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.skip_channel import Route
-from gpipe.execution.threaded import ThreadedExecutor
+from gpipe.execution.threaded import ThreadedExecutor, is_of_autograd
 from gpipe.schedule import Schedule
 from gpipe.stage import microbatch
 from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import Collector, DeferredBatchNorm
 from gpipe.stage.boundary import Boundary, Gradients
-from gpipe.stage.device import Event
+from gpipe.stage.device import HOST, Event
 from gpipe.stage.gradients import collect_gradients, swapped_in
 from gpipe.stage.microbatch import Batch
 from gpipe.stage.randomness import GeneratorChangedError, Randomness
@@ -59,6 +59,7 @@ class Engine:
         self._aliases = [alias for stage in stages for alias in stage.aliases]
         self._with_copies = [alias for alias in self._aliases if alias.has_copies()]
         self._executor = ThreadedExecutor(num_workers)
+        self._needs_autograds_threads = any(stage.device != HOST for stage in stages)
         self._routes = tuple(routes)
         self._norms = tuple(norms)
         self._num_trained = 0
@@ -72,13 +73,15 @@ class Engine:
             RuntimeError: A worker asks, for whom its own mini-batch would wait for ever.
         """
         if self._executor.owns_this_thread():
-            raise RuntimeError(
-                "A layer, a loss or torch.utils.checkpoint has called the GPipe that runs it, "
-                "which would wait for itself. Call another model there; to checkpoint, use "
-                "GPipe(checkpoint='always')."
-            )
-        with self._lock:
+            raise _calls_itself()
+        if not self._lock.acquire(blocking=False):
+            if is_of_autograd():  # for which the backward waits that holds the lock
+                raise _calls_itself()
+            self._lock.acquire()
+        try:
             yield
+        finally:
+            self._lock.release()
 
     @torch.no_grad()
     def evaluate(
@@ -111,6 +114,8 @@ class Engine:
         then = LayersThen(self._layers, names, recomputes=bool(schedule.recomputed))
 
         def drain(gradients: Gradients, ready: list[Event]) -> Gradients:
+            if is_of_autograd() and self._needs_autograds_threads:
+                raise _calls_itself()
             pieces = microbatch.cut_gradients(gradients, sizes, output_dim)
             minibatch.put_gradients(pieces, ready)
             run = minibatch.run_drain
@@ -234,6 +239,13 @@ def _commit(context: MiniBatchContext, minibatch: MiniBatch) -> None:
     if context.collector is not None:
         minibatch.streams.retain(context.collector.tensors())
         context.collector.commit()
+
+
+def _calls_itself() -> RuntimeError:
+    return RuntimeError(
+        "A layer, a loss or torch.utils.checkpoint has called the GPipe that runs it, which would "
+        "wait for itself. Call another model there; to checkpoint, use GPipe(checkpoint='always')."
+    )
 
 
 def _size(tensor: Tensor, dim: int) -> int:

@@ -20,7 +20,7 @@ class Inlet:
     """
 
     def __init__(self, target: Device) -> None:
-        self._link = Link(device_of(HOST), target, Traffic.ACTIVATIONS)
+        self._link = Link(device_of(HOST), target, Traffic.INPUTS)
         self._last: Event | None = None
 
     def __call__(self, payload: Boundary) -> Boundary:

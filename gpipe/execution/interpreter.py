@@ -36,7 +36,7 @@ def interpret(
     channel: Channel,
     records: list[Record],
     moment: Callable[[], Any] = perf_counter,
-    explain: Callable[[Action, BaseException], None] | None = None,
+    explain: Callable[[Action, BaseException, bool], None] | None = None,
 ) -> None:
     """Receive, perform and send for each action in turn; of tensors it knows nothing.
 
@@ -46,22 +46,25 @@ def interpret(
         channel: Knows whether another worker has failed.
         records: Gets each action with its moments, waiting excluded.
         moment: What tells the moment.
-        explain: Called when an action has failed, before its exception goes on.
+        explain: Called when an action has failed, before its exception goes on, and told whether
+            the action itself was done and its result was to be sent.
 
     Raises:
         Aborted: Another worker has failed.
     """
-    action = None
+    action, is_done = None, False
     try:
         for action in row:
             if channel.aborted:
                 raise Aborted
+            is_done = False
             kind, stage, microbatch = action
             receive, perform, send = steps[kind, stage]
             received = receive(microbatch)
             start = moment()
             result = perform(microbatch, received)
             records.append((action, start, moment()))
+            is_done = True
             if result is not None:
                 send(microbatch, result)
             # While this worker waits for its next action it must not keep the last one's tensors
@@ -69,5 +72,5 @@ def interpret(
             del received, result
     except BaseException as error:
         if action is not None and explain is not None:
-            explain(action, error)
+            explain(action, error, is_done)
         raise

@@ -1,14 +1,14 @@
 """One mini-batch on its way through the stages."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import dropwhile, takewhile
 from typing import Any
 
 from gpipe.execution.caller import CallerState
 from gpipe.execution.caller_streams import CallerStreams
-from gpipe.execution.channel import Channel, Mailbox
+from gpipe.execution.channel import Aborted, Channel, Mailbox
 from gpipe.execution.inlet import Inlet
 from gpipe.execution.interpreter import Record, Step, interpret
 from gpipe.execution.link import tensors_of
@@ -20,6 +20,7 @@ from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import Action, Kind, Schedule
 from gpipe.stage.boundary import Boundary, Gradients
 from gpipe.stage.device import Device, Event
+from gpipe.stage.insist import insist
 from gpipe.stage.joint import with_own_store, with_skips
 from gpipe.stage.passage import Head
 from gpipe.stage.run import MiniBatchContext, StageRun
@@ -138,24 +139,42 @@ class MiniBatch:
             self._executor.run(tasks, self._caller, self._channel.abort)
 
     def _work(self, device: Device, row: Sequence[Action], records: list[Record]) -> None:
-        with device.on(device.compute):
+        with ExitStack() as stack:
+            # A layer may move its result to another device by itself.
+            for each in (*self._others(device), device):
+                stack.enter_context(each.on(each.compute))
             interpret(row, self._steps, self._channel, records, device.moment, self._explain)
 
-    def _explain(self, action: Action, error: BaseException) -> None:
-        """Say what would help against the lack of memory."""
-        if is_out_of_memory(error):
-            error.add_note(memory_note(self._runs[action.stage], action))
+    def _others(self, device: Device) -> list[Device]:
+        return [each for each in dict.fromkeys(self.recorder.devices) if each is not device]
+
+    def _explain(self, action: Action, error: BaseException, is_done: bool) -> None:
+        """Say where the error belongs, if only this knows, and what would help."""
+        if isinstance(error, Aborted):
+            return
+        kind, stage, microbatch = action
+        if is_done:  # what is sent takes memory where it arrives
+            place = self._runs[stage].stage
+            sending = f"sending the result of its {kind.name.lower()}"
+            error.add_note(place.place(place.layer_range, microbatch, sending))
+            stage += 1 if kind is Kind.FORWARD else -1
+        if is_out_of_memory(error) and stage in self._runs:
+            with suppress(Exception):  # it must not take the place of the error
+                error.add_note(memory_note(self._runs[stage], action))
 
     @contextmanager
     def _between_streams(self) -> Iterator[None]:
         """Order the stages' streams between what the caller did before and does afterwards."""
         self.streams.fork()
+        ends = [self.streams.join, *(inlet.finish for inlet in self._inlets)]
+        has_failed = True
         try:
             yield
+            has_failed = False
         finally:
-            self.streams.join()
-            for inlet in self._inlets:
-                inlet.finish()
+            # A device in a bad state must not hide what has brought it there.
+            with suppress(Exception) if has_failed else nullcontext():
+                insist(ends)
 
 
 def _seeding(head: LossHead, channel: Channel) -> Head:

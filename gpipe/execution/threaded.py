@@ -11,7 +11,7 @@ import torch
 from gpipe.execution.caller import CallerState
 from gpipe.execution.channel import Aborted
 
-__all__ = ["ThreadedExecutor"]
+__all__ = ["ThreadedExecutor", "is_of_autograd"]
 
 Task = Callable[[], None]
 
@@ -129,6 +129,13 @@ class ThreadedExecutor:
         self._queues, self._threads, self._process_id = queues, threads, os.getpid()
         # Runs when this object goes, and before the interpreter exits.
         weakref.finalize(self, _stop, queues, threads, self._process_id)
+
+
+def is_of_autograd() -> bool:
+    """Whether the caller is a thread of autograd, which runs the backwards of an accelerator."""
+    # Python did not start it, and it has a backward to run.
+    is_foreign = isinstance(threading.current_thread(), threading._DummyThread)
+    return is_foreign and torch._C._current_graph_task_id() != -1
 
 
 def _under(caller: CallerState, task: Task) -> Task:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from gpipe.stage.device import HOST
+from gpipe.stage.device import from_host
 
 __all__ = [
     "Collector",
@@ -312,19 +312,13 @@ def _merged(parts: Sequence[Moments]) -> Moments:
     if len(parts) == 1:
         return parts[0]
     means = torch.stack([part.mean for part in parts])
-    weights = _column([part.num_values for part in parts], means)
+    weights = from_host([part.num_values for part in parts], means).unsqueeze(1)
     total = sum(part.num_values for part in parts)
     shifts = means - means[0]
     shift = (weights * shifts).sum(0) / total
     between = (weights * (shifts - shift).square()).sum(0)
     within = torch.stack([part.deviations for part in parts]).sum(0)
     return Moments(parts[0].shape, total, means[0] + shift, within + between)
-
-
-def _column(numbers: Sequence[int], like: Tensor) -> Tensor:
-    # Made on the CPU and sent without waiting, so that the caller need not wait for an accelerator.
-    column = torch.tensor(numbers, dtype=like.dtype, device=HOST).unsqueeze(1)
-    return column.to(like.device, non_blocking=True)
 
 
 def _require_variance(parts: Sequence[Moments]) -> None:

@@ -5,9 +5,11 @@ streams do. Three calls keep that order, `record_event` and `wait_event` of a st
 a device, and only this module and those that carry tensors between workers make them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
+from functools import cache
+from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +27,7 @@ __all__ = [
     "Traffic",
     "default_devices",
     "device_of",
+    "from_host",
     "register_device",
     "runtime_versions",
 ]
@@ -54,6 +57,8 @@ class Traffic(Enum):
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
+    INPUTS = "inputs"
+    """From the host; they must not queue behind activations that are not there yet."""
 
 
 class Memory(NamedTuple):
@@ -125,7 +130,8 @@ class Device:
         enqueued on the current stream of the source, and torch lets the target's wait for it;
         where no direct way exists between the two, the driver goes through pinned memory.
         """
-        copied = tensor.detach().to(self.torch_device, non_blocking=True)
+        is_enqueued = self.is_asynchronous or device_of(tensor.device).is_asynchronous
+        copied = tensor.detach().to(self.torch_device, non_blocking=is_enqueued)
         return copied.requires_grad_(tensor.requires_grad)
 
     def retain(self, tensor: Tensor, stream: Stream) -> None:
@@ -182,8 +188,14 @@ class Accelerator(Device):
     def __init__(self, torch_device: torch.device) -> None:
         super().__init__(torch_device)
         self.compute = self._new_stream("compute")
+        if self._new_stream("another") == self.compute:
+            raise ValueError(
+                f"{torch_device} has one stream only, and gpipe orders several. Put the stages on "
+                "the CPU, or on an accelerator with streams."
+            )
         self.arrivals = {each: self._new_stream(f"{each.value} in") for each in Traffic}
-        self.departures = {each: self._new_stream(f"{each.value} out") for each in Traffic}
+        leaving = Traffic.ACTIVATIONS, Traffic.GRADIENTS
+        self.departures = {each: self._new_stream(f"{each.value} out") for each in leaving}
 
     def current_stream(self) -> Stream:
         """That on which the calling thread computes here."""
@@ -194,13 +206,13 @@ class Accelerator(Device):
         """Let the calling thread compute on this stream of the device meanwhile."""
         # Not `with stream`, which keeps in the stream what it has to go back to: two threads that
         # compute on one stream would go back to each other's.
-        index, before = torch.accelerator.current_device_index(), self.current_stream()
-        torch.accelerator.set_stream(stream)
-        try:
-            yield
-        finally:
-            torch.accelerator.set_stream(before)  # type: ignore[arg-type]
-            torch.accelerator.set_device_index(index)
+        with torch.accelerator.device_index(self.torch_device.index):
+            before = self.current_stream()
+            torch.accelerator.set_stream(stream)
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(before)  # type: ignore[arg-type]
 
     def retain(self, tensor: Tensor, stream: Any) -> None:
         """Keep the memory of a tensor that lives here from reuse until this stream is past now."""
@@ -249,10 +261,13 @@ class Accelerator(Device):
         """The state that this seed gives."""
         return torch.Generator(self.torch_device).manual_seed(seed).get_state()
 
-    def memory(self) -> Memory:
-        """What is in use now."""
-        free_bytes, total_bytes = torch.accelerator.get_memory_info(self.torch_device)
-        allocated_bytes = torch.accelerator.memory_allocated(self.torch_device)
+    def memory(self) -> Memory | None:
+        """What is in use; None where torch does not say."""
+        try:
+            free_bytes, total_bytes = torch.accelerator.get_memory_info(self.torch_device)
+            allocated_bytes = torch.accelerator.memory_allocated(self.torch_device)
+        except RuntimeError:  # not every device of every kind can be asked
+            return None
         return Memory(allocated_bytes, free_bytes, total_bytes)
 
     def reaches(self, other: Device) -> bool | None:
@@ -281,13 +296,16 @@ class Accelerator(Device):
 
 
 _members: dict[torch.device, Device] = {}
+_members_lock = Lock()
 
 
 def device_of(torch_device: torch.device) -> Device:
     """The one object for this device in the process: its streams are shared by all models."""
     if torch_device not in _members:
-        kind = Accelerator if torch_device.type == _accelerator_type() else Device
-        _members[torch_device] = kind(torch_device)
+        with _members_lock:  # of two objects, each would have streams of its own
+            if torch_device not in _members:
+                kind = Accelerator if torch_device.type == _accelerator_type() else Device
+                _members[torch_device] = kind(torch_device)
     return _members[torch_device]
 
 
@@ -297,18 +315,29 @@ def register_device(device: Device) -> None:
 
 
 def default_devices() -> list[torch.device]:
-    """The accelerators of this machine, none on a machine without."""
+    """The accelerators of this machine that have streams, none on a machine without."""
     accelerator_type = _accelerator_type()
-    if accelerator_type is None:
+    if accelerator_type is None or not _has_streams(accelerator_type):
         return []
     num_devices = torch.accelerator.device_count()
     return [torch.device(accelerator_type, index) for index in range(num_devices)]
+
+
+def from_host(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """The numbers as a tensor of that dtype, where it lives, without waiting for a stream."""
+    return torch.tensor(numbers, dtype=like.dtype, device=HOST).to(like.device, non_blocking=True)
 
 
 def runtime_versions() -> dict[str, str]:
     """The versions of what this build of torch drives accelerators with, by name."""
     found = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
     return {name: str(version) for name, version in found.items() if version}
+
+
+@cache
+def _has_streams(accelerator_type: str) -> bool:
+    # Some accelerators have one stream that they call new each time.
+    return torch.Stream(accelerator_type) != torch.Stream(accelerator_type)
 
 
 def _accelerator_type() -> str | None:
@@ -321,6 +350,8 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _parts(getattr(tensor, name))
+    elif tensor.is_nested:
+        yield from tensor.detach().unbind()[:1]  # all of them are in one memory
     elif tensor.layout == torch.strided:
         yield tensor
     else:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gpipe.stage.alias import Aliases
+from gpipe.stage.insist import insist
 
 __all__ = ["collect_gradients", "swapped_in"]
 
@@ -20,7 +21,7 @@ def swapped_in(aliases: Sequence[Aliases]) -> Iterator[None]:
             alias.swap_in()
         yield
     finally:
-        _insist(alias.swap_out for alias in aliases)
+        insist(alias.swap_out for alias in aliases)
 
 
 def collect_gradients(
@@ -47,7 +48,7 @@ def collect_gradients(
             _refuse_direct_gradients(names)
             return _take_gradients(aliases, retain)
         finally:
-            _insist(alias.clear for alias in aliases)
+            insist(alias.clear for alias in aliases)
 
 
 def _take_gradients(
@@ -68,21 +69,6 @@ def _take_gradients(
     return total
 
 
-def _insist(steps: Iterable[Callable[[], None]]) -> None:
-    """Take every step, each of which may be taken twice, and only then let Ctrl-C through."""
-    interruption: KeyboardInterrupt | None = None
-    for step in list(steps):
-        while True:
-            try:
-                step()
-            except KeyboardInterrupt as error:
-                interruption = error
-            else:
-                break
-    if interruption is not None:
-        raise interruption
-
-
 @contextmanager
 def _set_aside(parameters: Sequence[Parameter]) -> Iterator[None]:
     """Leave `.grad` empty meanwhile, so that what arrives there directly is seen."""
@@ -93,7 +79,7 @@ def _set_aside(parameters: Sequence[Parameter]) -> Iterator[None]:
         yield
     finally:
         pairs = list(zip(parameters, gradients, strict=True))
-        _insist([partial(_put_back, pairs)])
+        insist([partial(_put_back, pairs)])
 
 
 def _put_back(pairs: Sequence[tuple[Parameter, Tensor | None]]) -> None:

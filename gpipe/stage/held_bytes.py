@@ -1,7 +1,6 @@
 """How much memory micro-batches hold between their forwards and their backwards."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ __all__ = ["held_bytes"]
 def held_bytes(tensors: Iterable[Tensor], edges: Iterable[GradientEdge | Tensor]) -> int:
     """The bytes of these tensors, and of all that the graphs behind these edges have saved.
 
-    Each storage counts once. The engine never asks this; it is for the message about a failure.
-    Parameters are left out: they are there anyway.
+    Each storage counts once. Parameters are left out, which are there anyway, and what hooks have
+    packed away. The engine never asks this; it is for the message about a failure.
     """
     saved = (each for node in _nodes(edges) for each in _saved(node))
     storages = {}
@@ -39,9 +38,10 @@ def _nodes(edges: Iterable[GradientEdge | Tensor]) -> Iterator[Node]:
 
 def _saved(node: Any) -> Iterator[Tensor]:
     for name in dir(node):
-        if name.startswith("_saved_") or name == "saved_tensors":
-            # What was freed, or is changed by then, refuses to be looked at.
-            with suppress(RuntimeError, AttributeError):
-                value = getattr(node, name)
-                each = value if isinstance(value, tuple | list) else [value]
-                yield from (item for item in each if isinstance(item, Tensor))
+        # Not what torch unpacks: that would call hooks, which may compute, or move everything back.
+        if name.startswith("_raw_saved_"):
+            value = getattr(node, name)
+            for each in value if isinstance(value, tuple | list) else [value]:
+                if each is not None and each.unpack_hook is None:
+                    data = each.data
+                    yield from [data] if isinstance(data, Tensor) else []

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gpipe.stage.device import from_host
+
 __all__ = ["REDUCTIONS", "LossFunction", "Reduction", "reduction_of"]
 
 LossFunction = Callable[[Any, Any], Any]
@@ -51,7 +53,7 @@ class _Mean(Reduction):
         losses = _stacked([loss for (loss,) in scalars])
         total_rows = sum(num_rows)
         shares = [self.seed(rows, total_rows) for rows in num_rows]
-        return (losses * losses.new_tensor(shares)).sum()
+        return (losses * from_host(shares, losses)).sum()
 
 
 class _Sum(Reduction):
@@ -75,7 +77,7 @@ class _Weighted(Reduction):
                 "returns the pair (sum, weight). Return both, or choose another loss_reduction."
             )
         loss = _scalar(result[0], "the sum that loss_fn returned")
-        return loss, torch.as_tensor(result[1], device=loss.device).detach().reshape(())
+        return loss, _weight_on(loss, result[1])
 
     def seed(self, num_rows: int, total_rows: int) -> float:
         # The weight is known only at the end. Until then the rows stand for it, so that gradients
@@ -178,6 +180,13 @@ def _scalar(loss: Any, what: str) -> Tensor:
 
 def _stacked(scalars: Sequence[Tensor]) -> Tensor:
     return torch.stack([scalar if scalar.dim() == 0 else scalar.reshape(()) for scalar in scalars])
+
+
+def _weight_on(loss: Tensor, weight: Any) -> Tensor:
+    """The weight as a tensor beside the loss; the host waits for nothing."""
+    if isinstance(weight, Tensor):
+        return weight.detach().to(loss.device, non_blocking=True).reshape(())
+    return torch.full((), weight, device=loss.device)
 
 
 def _weight(scalars: Sequence[Scalars]) -> Tensor:

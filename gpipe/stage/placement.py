@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from gpipe.stage.device import HOST, default_devices
 
-__all__ = ["require_devices", "settle"]
+__all__ = ["require_devices", "require_list", "settle"]
 
 
 def require_devices(
@@ -21,19 +21,31 @@ def require_devices(
         num_workers: How many are needed.
 
     Raises:
-        TypeError: `devices` is one device instead of a list of them.
         ValueError: Their number is not that of the workers.
     """
     if devices is None:
         devices = default_devices()[:num_workers] or [HOST] * num_workers
-    if isinstance(devices, str | torch.device):
-        raise TypeError(f"devices is {devices!r}. Pass a list with one device for each worker.")
     if len(devices) != num_workers:
         raise ValueError(
             f"There are {num_workers} workers and {len(devices)} devices. "
             "Pass `devices` with one for each worker (one may stand there twice)."
         )
     return [_found(device) for device in devices]
+
+
+def require_list(devices: object) -> None:
+    """Refuse what is no list of devices, before anything is counted.
+
+    Raises:
+        TypeError: It is one device instead, or holds something that names none.
+    """
+    if devices is None:
+        return
+    if not isinstance(devices, Sequence) or isinstance(devices, str):
+        raise TypeError(f"devices is {devices!r}. Pass a list with one device for each worker.")
+    for device in devices:
+        if not isinstance(device, str | torch.device):
+            raise TypeError(f"devices holds {device!r}. Name each device, such as {str(HOST)!r}.")
 
 
 def settle(layer: nn.Module, device: torch.device, settled: dict[Parameter, Parameter]) -> None:

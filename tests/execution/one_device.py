@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from gpipe.stage.device import HOST, Device, register_device
+from gpipe.stage.device import Device, register_device
 
 __all__ = ["DEVICE", "register"]
 
@@ -37,14 +37,6 @@ def register() -> None:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     _libraries.extend([every_operator, aten])
     register_device(Device(torch.device(DEVICE)))  # without streams
-    register_device(Host(HOST))
-
-
-class Host(Device):
-    """The CPU to the engine: there is no pinned memory for a copy that does not block."""
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(HOST).requires_grad_(tensor.requires_grad)
 
 
 def _run_on_cpu(operator: Any, *args: Any, **kwargs: Any) -> Any:

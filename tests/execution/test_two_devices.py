@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -117,8 +118,49 @@ def check_norm(face: str, schedule: str, checkpoint: str) -> None:
     assert int(norm.num_batches_tracked) == 1
 
 
+class CallsInBackward(torch.autograd.Function):
+    """Calls a model in its backward, in the engine's thread."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, model: nn.Module) -> Tensor:
+        ctx.model = model
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.model(gradient)
+        return gradient, None
+
+
+class Calls(nn.Module):
+    """Calls the model that it is a layer of, when its backward runs."""
+
+    model: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return CallsInBackward.apply(x, vars(self)["model"])
+
+
+def check_refusals() -> None:
+    """What would wait for itself, in a thread of the engine, is told so: it hung."""
+    devices = [DEVICE, DEVICE]
+    model = GPipe(mlp(2), [1, 1], devices=devices)
+    x = torch.randn(4, 6).to(DEVICE).requires_grad_()
+    check_refusal(Again.apply(x, model))
+    calls = Calls()
+    model = GPipe(nn.Sequential(*mlp(2), calls), [1, 2], devices=devices)
+    vars(calls)["model"] = model  # not a child of its own child
+    check_refusal(model(x))
+
+
+def check_refusal(output: Tensor) -> None:
+    with pytest.raises(RuntimeError, match="has called the GPipe that runs it"):
+        output.sum().backward()
+
+
 def main() -> None:
     register()
+    check_refusals()
     for places, way in product(PLACES, WAYS):
         check(places, *way)
     for way in WAYS:

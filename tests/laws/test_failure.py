@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gpipe import GPipe, is_recomputing
+from gpipe.execution.caller_streams import CallerStreams
 from tests.members import CHECKPOINT_MODES, FACES, SCHEDULES, mlp, take_gradients, train_once
 
 
@@ -74,6 +75,21 @@ def test_an_exception_reaches_the_caller_as_itself(face, schedule, action, error
     nn.MSELoss()(module(x), y).backward()
     for name, plain in take_gradients(module).items():
         torch.testing.assert_close(gradients[name], plain)
+
+
+def test_what_goes_wrong_afterwards_does_not_hide_the_failure(monkeypatch):
+    def broken(_: object) -> None:
+        raise RuntimeError("the device is in a bad state")
+
+    layer = Fails("forward")
+    model = GPipe(nn.Sequential(*mlp(2), layer), [1, 2], chunks=2)
+    monkeypatch.setattr(CallerStreams, "join", broken)
+    layer.armed = Boom("stop")
+    with pytest.raises(Boom):
+        model(torch.randn(4, 6))
+    layer.armed = None
+    with pytest.raises(RuntimeError, match="bad state"):
+        model(torch.randn(4, 6))
 
 
 def on_drain(face: str, schedule: str) -> bool:

@@ -129,7 +129,7 @@ class FakeAccelerator(Accelerator):
         owner = memory.allocated_on
         if not isinstance(owner, FakeStream) or owner is stream:
             return  # on the host, and for its own stream, there is nothing to keep
-        if self._world.makes("retain", stream.kind, owner.kind):
+        if self._world.makes("retain", stream.kind):
             memory.retained_for.append(stream)
 
     def moment(self) -> object:
@@ -202,7 +202,7 @@ class World:
         storage = tensor.untyped_storage()
         memory = Memory(self.lane(device))
         self._memories[storage._cdata] = memory, device
-        weakref.finalize(storage, self._free, storage._cdata).atexit = False
+        weakref.finalize(storage, self._free, storage._cdata, memory).atexit = False
         return memory
 
     def is_known(self, tensor: Tensor) -> bool:
@@ -288,9 +288,11 @@ class World:
                 self.adopt(tensor, None)
             return self._memories[tensor.untyped_storage()._cdata]
 
-    def _free(self, key: int) -> None:
+    def _free(self, key: int, memory: Memory) -> None:
         with self.detector.lock:
-            self.detector.free(self._memories.pop(key)[0])
+            if self._memories[key][0] is memory:  # and not yet another one at the same place
+                del self._memories[key]
+            self.detector.free(memory)
 
 
 class Places(TorchFunctionMode):
@@ -312,6 +314,7 @@ class Places(TorchFunctionMode):
         if function in (torch.Tensor.to, torch.Tensor.cpu):
             return self._moved(function, *args, **kwargs)
         if function is torch.Tensor.new_tensor:
+            self._world.synchronize({}, "new_tensor")  # it copies from the host, blocking
             return self._world.make(self._world.home(args[0]), function, args, kwargs)
         if kwargs.get("device") is None:
             return self._world.make(None, function, args, kwargs)

@@ -8,7 +8,7 @@ from tests.streams.fakes import World
 __all__ = ["replay"]
 
 
-def replay(world: World, duration_s: Mapping[Any, float], transfer_s: float) -> dict[Any, float]:
+def replay(world: World, duration_s: Mapping[Any, float], between_s: float) -> dict[Any, float]:
     """The time of each mark in the log of the world.
 
     What a stream holds is done in order, each part as soon as the one before it and what it waits
@@ -18,7 +18,7 @@ def replay(world: World, duration_s: Mapping[Any, float], transfer_s: float) -> 
     Args:
         world: Its log.
         duration_s: For each mark at the end of an action, how long the action takes.
-        transfer_s: How long each copy takes.
+        between_s: How long each copy between stages takes; one from the host takes no time.
     """
     now_s: dict[Any, float] = {}
     events_s: dict[Any, float] = {}
@@ -29,6 +29,7 @@ def replay(world: World, duration_s: Mapping[Any, float], transfer_s: float) -> 
         elif what == "wait":
             now_s[stream] = max(now_s.get(stream, 0.0), events_s[other])
         elif what == "copy":  # both streams are busy with it
+            transfer_s = 0.0 if other.kind == "inputs in" else between_s
             end_s = max(now_s.get(stream, 0.0), now_s.get(other, 0.0)) + transfer_s
             now_s[stream] = now_s[other] = end_s
         else:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from gpipe import GPipe, pop, skippable, stash
+from gpipe.execution.engine import NUM_FIRST_LOOKS
 from tests.members import WAYS, train_once
 from tests.streams.fakes import Call, FakeStream, World, world
 
@@ -41,7 +42,10 @@ def layers() -> list[nn.Module]:
 def wrap(made: World, *modules: nn.Module, **kwargs: object) -> GPipe:
     """A model over all devices of the world."""
     settings: dict[str, object] = {"balance": BALANCE, "chunks": CHUNKS, "devices": made.names}
-    return GPipe(nn.Sequential(*(modules or layers())), **(settings | kwargs))  # type: ignore[arg-type]
+    model = GPipe(nn.Sequential(*(modules or layers())), **(settings | kwargs))  # type: ignore[arg-type]
+    # In the first mini-batches the host waits so as to look at recomputes, and nothing could race.
+    model._engine._num_trained = NUM_FIRST_LOOKS
+    return model
 
 
 def batch(made: World) -> tuple[Tensor, Tensor]:
@@ -163,8 +167,9 @@ def skips(made: World) -> None:
             nn.Linear(WIDTH, WIDTH), Pop(), schedule=schedule, checkpoint=checkpoint,
             balance=[2, 2, 2],
         )  # fmt: skip
-        train_once(model, face, *batch(made), mse_loss)
-        descend(model)
+        for _ in range(2):
+            train_once(model, face, *batch(made), mse_loss)
+            descend(model)
 
 
 class Head(nn.Module):
@@ -271,6 +276,99 @@ def backward_elsewhere(made: World) -> None:
         before_deletion(made, early, late, again)
 
 
+class Masks(nn.Module):
+    """Passes a mask on as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A product, and the mask."""
+        x, mask = both
+        return self.linear(x) * mask, mask
+
+
+class First(nn.Module):
+    """The first of two."""
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        """Without the mask."""
+        return both[0]
+
+
+def passed_through(made: World) -> None:
+    """What the caller passes in goes through a stage as it is, and is then written to."""
+    model = wrap(made, Masks(), Masks(), Masks(), First(), balance=[1, 1, 2])
+    for _ in range(3):
+        x, _ = batch(made)
+        mask = torch.ones(ROWS, WIDTH).to(made.names[0])
+        with torch.no_grad():
+            model((x, mask))
+        mask.fill_(0.0)
+
+
+def gradient_passed_through(made: World) -> None:
+    """The gradient of the output goes through the last stage as it is, and is then written to."""
+    model = wrap(made, *layers()[:4], nn.Identity())
+    gradients = [torch.ones(ROWS, WIDTH).to(made.names[-1]) for _ in range(3)]
+    inputs = [batch(made)[0] for _ in gradients]
+    for x, gradient in zip(inputs, gradients, strict=True):
+        model(x).backward(gradient)
+        gradient.fill_(0.0)
+
+
+def input_on_its_way_to_the_host(made: World) -> None:
+    """The input is on the host, or will be when the caller's stream has come there."""
+    model = wrap(made)
+    _, y = batch(made)
+    inputs = [torch.randn(ROWS, WIDTH).to(made.names[0]) for _ in range(3)]
+    for x in inputs:
+        model.step((x * 2).to("cpu", non_blocking=True), y, mse_loss)
+
+
+class Moving(torch.autograd.Function):
+    """A copy on another device; its gradient goes back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, device: str) -> Tensor:
+        """There."""
+        ctx.device = x.device
+        return x.detach().to(device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Back."""
+        return gradient.to(ctx.device), None
+
+
+class Moves(nn.Module):
+    """Puts what it computes on another device by itself."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.device = device
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A product, elsewhere."""
+        return Moving.apply(self.linear(x), self.device)
+
+
+def moved_by_a_layer(made: World) -> None:
+    """A layer puts its result where the next stage is, or the output on the host."""
+    for face, schedule, checkpoint in WAYS:
+        model = wrap(
+            made, Moves(made.names[1]), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH),
+            Moves("cpu"), balance=[1, 1, 2], schedule=schedule, checkpoint=checkpoint,
+        )  # fmt: skip
+        for _ in range(2):
+            x, _ = batch(made)
+            y = torch.randn(ROWS, WIDTH)
+            train_once(model, face, x, y, lambda output, target: mse_loss(output, target.cpu()))
+            descend(model)
+
+
 class Failing(nn.Module):
     """Raises when it is told to."""
 
@@ -286,7 +384,7 @@ class Failing(nn.Module):
 def failure(made: World) -> None:
     """A step fails, and the caller puts other numbers into its weights and its input."""
     failing = Failing()
-    model = wrap(made, *layers()[:4], failing)
+    model = wrap(made, *layers(), failing, balance=[2, 2, 2])
     x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
     for failing.fails in (False, False, True):  # the host waits in the first two, to learn
         with suppress(ValueError):
@@ -301,6 +399,10 @@ SCENARIOS: dict[str, Scenario] = {
     "interleaved": interleaved,
     "input on the host": input_on_the_host,
     "input elsewhere": input_elsewhere,
+    "input on its way to the host": input_on_its_way_to_the_host,
+    "moved by a layer": moved_by_a_layer,
+    "passed through": passed_through,
+    "gradient passed through": gradient_passed_through,
     "skips": skips,
     "ties": ties,
     "norms, weights, outputs": norms_weights_outputs,
