@@ -15,7 +15,8 @@ class Habits:
         modifies_input: Whether they write into what they are given; None: not seen yet.
         keeps_layout: Whether gradients of the inputs come with the strides of the inputs; None: not
             seen yet.
-        drawing: The positions of the layers that draw random numbers.
+        drawing: The positions of the layers that draw random numbers, or look at a generator.
+        replays: Whether one of them looks at its state, so as to draw the same in its backward.
         knows_drawing: Whether a whole mini-batch has shown which layers draw.
         changing_buffers: The buffers that a forward changes; None: not seen yet.
     """
@@ -23,6 +24,7 @@ class Habits:
     modifies_input: bool | None = None
     keeps_layout: bool | None = None
     drawing: set[int] = field(default_factory=set)
+    replays: bool = False
     knows_drawing: bool = False
     changing_buffers: set[Buffer] | None = None
 

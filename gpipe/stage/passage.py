@@ -87,10 +87,11 @@ class Passage:
         if not self._habits.may_draw(position):
             return layer(value)
         index = self._stage.first_layer + position
-        value, draws = self._randomness.run(layer, value, microbatch, index, self._device)
-        if draws:
+        called = self._randomness.run(layer, value, microbatch, index, self._device)
+        if called.drew or called.looked:
             self._habits.drawing.add(position)
-        return value
+        self._habits.replays |= called.looked
+        return called.result
 
     def _finish(self, microbatch: int, value: Any) -> Boundary:
         """The head; whether it draws is learnt in each mini-batch anew, since it may be another."""
@@ -98,8 +99,10 @@ class Passage:
         if self._head_draws is False:
             return self._head(microbatch, value)
         index = self._stage.first_layer + len(self._layers)
-        outputs: Boundary
-        outputs, self._head_draws = self._randomness.run(
+        called = self._randomness.run(
             partial(self._head, microbatch), value, microbatch, index, self._device
         )
+        self._head_draws = called.drew or called.looked
+        self._habits.replays |= called.looked
+        outputs: Boundary = called.result
         return outputs

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,20 @@ class GeneratorChangedError(Exception):
     """The caller's generator is not as it was: something drew from it that was not known to."""
 
 
+class Called(NamedTuple):
+    """What came of calling a layer.
+
+    Attributes:
+        result: What it gave.
+        drew: Whether it drew random numbers.
+        looked: Whether it looked at a generator's state, as one does to put it back in a backward.
+    """
+
+    result: Any
+    drew: bool
+    looked: bool
+
+
 class Randomness:
     """Gives each layer random numbers of its own for each micro-batch of one mini-batch.
 
@@ -88,7 +102,7 @@ class Randomness:
         microbatch: int,
         index: int,
         device: Device,
-    ) -> tuple[Any, bool]:
+    ) -> Called:
         """Call a layer that may draw.
 
         Args:
@@ -97,9 +111,6 @@ class Randomness:
             microbatch: The index of the micro-batch.
             index: That of the layer in the whole model.
             device: Where it computes.
-
-        Returns:
-            What the layer gave, and whether it drew, or looked at the generator so as to replay it.
         """
         with holding_generator():
             generators = device.generators
@@ -114,7 +125,7 @@ class Randomness:
             finally:
                 _put(generators, before)
             self._drawn = self._drawn or drew
-        return result, drew or watch.read
+        return Called(result, drew, watch.read)
 
     def _drawn_key(self) -> int:
         if self._key is None:

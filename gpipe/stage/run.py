@@ -139,7 +139,7 @@ class StageRun:
         inputs, roots, _, capture = self._held.pop(microbatch)
         assert roots is not None, "a backward came before its recompute"
         try:
-            if self._habits.drawing or self._replaying is not _nothing:
+            if self._habits.replays or self._replaying is not _nothing:
                 self._differentiate_alone(roots, gradients)
             else:
                 differentiate(roots, gradients)
@@ -152,8 +152,8 @@ class StageRun:
 
     def _differentiate_alone(self, roots: list[Root | None], gradients: Gradients) -> None:
         # A layer may hold a checkpoint of its own, which runs parts of it again here: it sets the
-        # default generator if it draws, and normalises once more if it is a norm.
-        with holding_generator() if self._habits.drawing else _NOTHING, self._replaying():
+        # default generator for that, and normalises once more if it is a norm.
+        with holding_generator() if self._habits.replays else _NOTHING, self._replaying():
             differentiate(roots, gradients)
 
     def _forward_dropping(
