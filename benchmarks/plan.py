@@ -3,6 +3,7 @@
 import argparse
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from gpipe.models import mlp, next_token_loss, transformer
 from gpipe.plan import Plan, plan
 from gpipe.profiling import profile, profile_memory
 from gpipe.schedule import LOOPED_SCHEDULES
+from gpipe.train.overhead import measured_action_s
 from tests.members import CHECKPOINT_MODES
 from tests.profiling.held_bytes import peak_bytes
 
@@ -122,6 +124,7 @@ def time_rows(models: dict[str, Model], num_workers: int) -> Iterator[Row]:
             model.module, model.x[:rows], target=model.y[:rows], loss_fn=model.loss_fn,
             num_threads=1,
         )  # fmt: skip
+        costs = replace(costs, action_s=measured_action_s())
         times_s = list(map(sum, zip(costs.forward_s, costs.backward_s, strict=True)))
         for schedule in SCHEDULES:
             balance = balance_costs(times_s, sizes_of(schedule, num_workers))

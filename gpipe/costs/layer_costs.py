@@ -10,7 +10,7 @@ from typing import Self
 from gpipe.arguments import require_count
 from gpipe.costs.file import read_costs, refused, write_costs
 from gpipe.costs.layer_memory import LayerMemory
-from gpipe.costs.number import Numbers, require_numbers
+from gpipe.costs.number import Numbers, require_number, require_numbers
 from gpipe.costs.stage_costs import StageCosts
 
 __all__ = ["LayerCosts"]
@@ -52,6 +52,7 @@ class LayerCosts:
         gradient_bytes: Of the gradients, those of trainable parameters.
         forward_flops_per_row: Floating-point operations of a forward; None: not known.
         backward_flops_per_row: Those of a backward; None: not known.
+        action_s: Seconds that an action of a stage takes besides its layers.
 
     Raises:
         TypeError: Something that should be a number is none.
@@ -74,11 +75,13 @@ class LayerCosts:
     gradient_bytes: Numbers = ()
     forward_flops_per_row: Numbers | None = None
     backward_flops_per_row: Numbers | None = None
+    action_s: float = 0.0
 
     def __post_init__(self) -> None:
         num_layers = require_count("num_layers", len(self.names))
         require_count("rows", self.rows)
         require_count("num_threads", self.num_threads)
+        require_number("action_s", self.action_s)
         self._set("names", tuple(self.names))
         self._set("is_proportional", tuple(self.is_proportional) or (True,) * num_layers)
         for name in PER_LAYER:
@@ -133,8 +136,8 @@ class LayerCosts:
         inputs = [self.memory.input_bytes(stage, rows) for stage in stages]
         insides = [self.memory.inside_bytes(stage, rows) for stage in stages]
         return StageCosts(
-            forward_s=_sums(self._at(rows, self.forward_s, self.forward_fixed_s), stages),
-            backward_s=_sums(self._at(rows, self.backward_s, self.backward_fixed_s), stages),
+            forward_s=self._actions(stages, rows, self.forward_s, self.forward_fixed_s),
+            backward_s=self._actions(stages, rows, self.backward_s, self.backward_fixed_s),
             boundary_bytes=tuple(self.memory.output_bytes(stage, rows) for stage in stages),
             held_bytes=tuple(map(add, inputs, insides)),
             input_bytes=tuple(inputs),
@@ -191,6 +194,12 @@ class LayerCosts:
                     f"`{kind}_fixed_s[{layer}]` is {part_s}, and `{kind}_s[{layer}]` is "
                     f"{number_s}. Give a part of it."
                 )
+
+    def _actions(
+        self, stages: Sequence[range], rows: int, whole_s: Numbers, fixed_s: Numbers
+    ) -> Numbers:
+        of_layers = self._at(rows, whole_s, fixed_s)
+        return tuple(self.action_s + time_s for time_s in _sums(of_layers, stages))
 
     def _at(self, rows: int, whole_s: Numbers, fixed_s: Numbers) -> Numbers:
         scale = rows / self.rows

@@ -197,14 +197,14 @@ def _stage_costs(
     of_stage = [specs[order.worker_of(stage)] for stage in range(order.num_stages)]
     bandwidth, latency = edges(of_stage)
     made = costs.stage_costs(balance, rows, bandwidth_bytes_per_s=bandwidth, latency_s=latency)
-    speeds = [device.speed for device in of_stage]
     return replace(
         made,
-        forward_s=_faster(made.forward_s, speeds),
-        backward_s=_faster(made.backward_s, speeds),
-        recompute_s=_faster(made.recompute_s, speeds),
+        forward_s=_on(of_stage, made.forward_s),
+        backward_s=_on(of_stage, made.backward_s),
+        recompute_s=_on(of_stage, made.recompute_s),
     )
 
 
-def _faster(times_s: Sequence[float], speeds: Sequence[float]) -> tuple[float, ...]:
-    return tuple(time_s / speed for time_s, speed in zip(times_s, speeds, strict=True))
+def _on(devices: Sequence[DeviceSpec], times_s: Sequence[float]) -> tuple[float, ...]:
+    pairs = zip(devices, times_s, strict=True)
+    return tuple(time_s / device.speed for device, time_s in pairs)

@@ -14,6 +14,7 @@ from gpipe.profiling.subject import LossFunction, Subject
 from gpipe.profiling.timing import LayerTimes, Timing
 from gpipe.profiling.undisturbed import undisturbed
 from gpipe.profiling.walk import Trial, visitor, walk
+from gpipe.stage.device import HOST
 from gpipe.stage.microbatch import Split
 
 __all__ = ["profile", "profile_memory"]
@@ -67,7 +68,8 @@ def profile(
     place = place_of(device)
     threads = torch.get_num_threads() if num_threads is None else num_threads
     with undisturbed(place, require_count("num_threads", threads)), computing_on(place):
-        timing = Timing(len(module), subject.rows, place, time_budget_s)
+        layer_bytes = _layer_bytes(module) if place.torch_device == HOST else []
+        timing = Timing(len(module), subject.rows, place, time_budget_s, layer_bytes)
         visit = visitor(moving_to(place), timing.measure)
         memory, times = walk(subject, moving_to(place), visit, progress)
     columns = zip(LayerTimes._fields, zip(*times, strict=True), strict=True)
@@ -104,6 +106,11 @@ def profile_memory(
         visit = visitor(moving_to(place), _nothing)
         memory, _ = walk(subject, moving_to(place), visit, progress)
     return costs_of(subject, memory, place.torch_device)
+
+
+def _layer_bytes(module: nn.Sequential) -> list[int]:
+    """The weights of each layer, and their gradients."""
+    return [2 * sum(weight.nbytes for weight in layer.parameters()) for layer in module]
 
 
 def _nothing(trials: Sequence[Trial]) -> None:

@@ -18,6 +18,7 @@ __all__ = ["LayerTimes", "Timing"]
 
 MAX_REPEATS = 50  # of each number of rows: more would not change the median
 NUM_CALIBRATIONS = 20
+MAX_OTHERS_BYTES = 64 * 1024**2  # more than the caches hold
 
 
 class LayerTimes(NamedTuple):
@@ -52,12 +53,22 @@ class Timing:
         rows: All rows, and fewer; as many as all: times grow with the rows, it is assumed.
         device: Where the layers compute.
         time_budget_s: For all layers together, from now on.
+        layer_bytes: Of each layer, what passes through the caches of the CPU in its turn.
     """
 
     def __init__(
-        self, num_layers: int, rows: tuple[int, int], device: Device, time_budget_s: float
+        self,
+        num_layers: int,
+        rows: tuple[int, int],
+        device: Device,
+        time_budget_s: float,
+        layer_bytes: Sequence[int] = (),
     ) -> None:
         self._layers_left = num_layers
+        self._layer_bytes = layer_bytes
+        most_bytes = min(sum(layer_bytes), MAX_OTHERS_BYTES)
+        self._others = torch.zeros(most_bytes // 4, device=device.torch_device)
+        self._of_others = self._others[:0]
         self._rows = rows
         self._device = device
         self._overhead = _Times(0.0, 0.0)
@@ -68,6 +79,9 @@ class Timing:
         """The times of the next layer, given a trial with all rows and one with fewer."""
         start_s = perf_counter()
         stop_s = start_s + (self._end_s - start_s) / self._layers_left
+        if self._layer_bytes:
+            own_bytes = self._layer_bytes[-self._layers_left]
+            self._of_others = self._others[: (sum(self._layer_bytes) - own_bytes) // 4]
         self._layers_left -= 1
         full, fewer = self._repeat(trials, stop_s)
         rows = self._rows if fewer else (self._rows[0], self._rows[0])
@@ -91,8 +105,11 @@ class Timing:
 
     def _time(self, trial: Trial) -> _Times:
         attempt = trial()
+        # Between two turns of a layer all others have theirs, and its weights leave the caches.
+        self._of_others.add_(1)
         forward_s = self._seconds_of(attempt.forward)
         attempt.prepare_backward()
+        self._of_others.add_(1)
         backward_s = self._seconds_of(attempt.backward)
         forward_overhead_s, backward_overhead_s = self._overhead
         return _Times(

@@ -20,6 +20,7 @@ from gpipe.train.build import resolve_all, sequential, splits_of
 from gpipe.train.config import RunConfig
 from gpipe.train.mistake import Mistake, RunFileError
 from gpipe.train.optimizer import build_optimizer
+from gpipe.train.overhead import measured_action_s
 from gpipe.train.sample import Sample, rows_per_minibatch
 from gpipe.units import show_bytes
 
@@ -138,7 +139,8 @@ def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None
 def _measured(module: nn.Sequential, sample: Sample, config: RunConfig) -> LayerCosts:
     num_stages = config.pipeline.stages or 1
     share = max(1, torch.get_num_threads() // num_stages)
-    return profile(module, sample.input, num_threads=share, progress=True, **sample.keywords)
+    costs = profile(module, sample.input, num_threads=share, progress=True, **sample.keywords)
+    return replace(costs, action_s=measured_action_s())
 
 
 def _timed(costs: LayerCosts, flops_per_s: float | None) -> LayerCosts:
