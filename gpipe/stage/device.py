@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from gpipe.stage.dense_parts import dense_parts
 
 __all__ = [
     "HOST",
@@ -216,7 +217,7 @@ class Accelerator(Device):
 
     def retain(self, tensor: Tensor, stream: Any) -> None:
         """Keep the memory of a tensor that lives here from reuse until this stream is past now."""
-        for part in _parts(tensor):
+        for part in dense_parts(tensor):
             if self.has(part):
                 part.record_stream(stream)
 
@@ -343,24 +344,3 @@ def _has_streams(accelerator_type: str) -> bool:
 def _accelerator_type() -> str | None:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator.type if accelerator else None
-
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The dense tensors in which a tensor has its memory."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
-    elif tensor.is_nested:
-        yield from tensor.detach().unbind()[:1]  # all of them are in one memory
-    elif tensor.layout == torch.strided:
-        yield tensor
-    else:
-        yield from _sparse_parts(tensor.detach())
-
-
-def _sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from gpipe import GPipe
 from tests.execution.one_device import DEVICE, register
+from tests.layers import Head
 from tests.members import WAYS, mlp, train_once
 
 ROOT = Path(__file__).parents[2]
@@ -26,17 +27,6 @@ def test_stages_may_live_on_different_devices():
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
-class Head(nn.Module):
-    """Maps back by a weight that is another layer's, too."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
 
 
 def tied() -> nn.Sequential:

@@ -5,43 +5,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from gpipe import GPipe, pop, skippable, stash
+from gpipe import GPipe
 from gpipe.stage.device import HOST
 from tests.gpu.devices import needs_accelerator, places, precision
+from tests.layers import Head, Pop, Stash
 from tests.members import mlp, over_all_ways, relative_difference, take_gradients, train_once
 
 pytestmark = [pytest.mark.gpu, needs_accelerator]
 
 ROWS, WIDTH, CHUNKS = 10, 6, 4
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-
-
-@skippable(stash=["skip"])
-class Stash(nn.Module):
-    """Doubles, and keeps what it was given."""
-
-    def forward(self, x):
-        yield stash("skip", x * 3)
-        return x * 2
-
-
-@skippable(pop=["skip"])
-class Pop(nn.Module):
-    """Adds what was kept."""
-
-    def forward(self, x):
-        return x + (yield pop("skip"))
-
-
-class Head(nn.Module):
-    """Maps back by a weight that is another layer's, too."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
 
 
 def plain_layers() -> list[nn.Module]:

@@ -1,22 +1,25 @@
 """What users do with a pipeline on accelerators, each in a world of fake ones."""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from gpipe import GPipe, pop, skippable, stash
+from gpipe import GPipe
 from gpipe.execution.engine import NUM_FIRST_LOOKS
+from tests.layers import Head, Pop, Stash
 from tests.members import WAYS, train_once
-from tests.streams.fakes import Call, FakeStream, World, world
+from tests.streams.caller import before_deletion, follow, on, streams
+from tests.streams.fakes import Call, World
+from tests.streams.scenario_layers import WIDTH, Doubling, Failing, First, Masks, Moves
+from tests.streams.world import world
 
 __all__ = ["SCENARIOS", "run"]
 
-WIDTH, ROWS, CHUNKS = 4, 8, 4
+ROWS, CHUNKS = 8, 4
 BALANCE = [2, 2, 1]
 
 Scenario = Callable[[World], None]
@@ -63,38 +66,6 @@ def descend(model: nn.Module) -> None:
             parameter.grad = None
 
 
-@contextmanager
-def on(streams: list[FakeStream]) -> Iterator[None]:
-    """Let the caller compute on these streams, one for each device."""
-    before = [stream.device.current_stream() for stream in streams]
-    for stream in streams:
-        stream.device.set_current_stream(stream)
-    try:
-        yield
-    finally:
-        for stream in before:
-            stream.device.set_current_stream(stream)
-
-
-def streams(made: World) -> list[FakeStream]:
-    """New ones for the caller, that begin after what he has done so far."""
-    new = [device.new_stream("caller") for device in made.devices]
-    follow(new, [device.current_stream() for device in made.devices])
-    return new
-
-
-def follow(later: list[FakeStream], earlier: list[FakeStream]) -> None:
-    """The caller's own order between two sets of streams."""
-    for mine, other in zip(later, earlier, strict=True):
-        mine.wait_event(other.record_event())
-
-
-def before_deletion(made: World, *used: list[FakeStream]) -> None:
-    """The caller's own order between his streams and those on which he made his model."""
-    for each in used:
-        follow([device.current_stream() for device in made.devices], each)
-
-
 def training(face: str, schedule: str, checkpoint: str) -> Scenario:
     """Three mini-batches, each with an optimizer step."""
 
@@ -139,26 +110,6 @@ def input_elsewhere(made: World) -> None:
         y.fill_(1.0)
 
 
-@skippable(stash=["skip"])
-class Stash(nn.Module):
-    """Doubles, and keeps what it was given."""
-
-    def forward(self, x: Tensor) -> Iterator[object]:  # type: ignore[misc]
-        """The one parameter of a skip."""
-        yield stash("skip", x * 3)
-        return x * 2
-
-
-@skippable(pop=["skip"])
-class Pop(nn.Module):
-    """Adds what was kept."""
-
-    def forward(self, x: Tensor) -> Iterator[object]:  # type: ignore[misc]
-        """The sum."""
-        skip = yield pop("skip")
-        return x + skip
-
-
 def skips(made: World) -> None:
     """A skip over the stage in the middle."""
     for face, schedule, checkpoint in WAYS:
@@ -170,18 +121,6 @@ def skips(made: World) -> None:
         for _ in range(2):
             train_once(model, face, *batch(made), mse_loss)
             descend(model)
-
-
-class Head(nn.Module):
-    """Maps back by a weight that is another layer's, too."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A product."""
-        return x @ self.weight
 
 
 def ties(made: World) -> None:
@@ -237,23 +176,6 @@ def evaluations_in_turn(made: World) -> None:
     before_deletion(made, *both)
 
 
-class Doubling(torch.autograd.Function):
-    """Twice its input; its backward runs on the streams of its forward, as on accelerators."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, current: list[FakeStream]) -> Tensor:
-        """Under these streams."""
-        ctx.streams = current
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Under the same."""
-        follow(ctx.streams, [stream.device.current_stream() for stream in ctx.streams])
-        with on(ctx.streams):
-            return gradient * 2, None
-
-
 def backward_elsewhere(made: World) -> None:
     """`backward()` under another stream than the forward; gradients are read under either."""
     model = wrap(made)
@@ -274,27 +196,6 @@ def backward_elsewhere(made: World) -> None:
         with on(again), torch.no_grad():  # takes up the memory that was freed
             model(batch(made)[0])
         before_deletion(made, early, late, again)
-
-
-class Masks(nn.Module):
-    """Passes a mask on as it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, both: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """A product, and the mask."""
-        x, mask = both
-        return self.linear(x) * mask, mask
-
-
-class First(nn.Module):
-    """The first of two."""
-
-    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
-        """Without the mask."""
-        return both[0]
 
 
 def passed_through(made: World) -> None:
@@ -327,34 +228,6 @@ def input_on_its_way_to_the_host(made: World) -> None:
         model.step((x * 2).to("cpu", non_blocking=True), y, mse_loss)
 
 
-class Moving(torch.autograd.Function):
-    """A copy on another device; its gradient goes back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, device: str) -> Tensor:
-        """There."""
-        ctx.device = x.device
-        return x.detach().to(device)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Back."""
-        return gradient.to(ctx.device), None
-
-
-class Moves(nn.Module):
-    """Puts what it computes on another device by itself."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.device = device
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A product, elsewhere."""
-        return Moving.apply(self.linear(x), self.device)
-
-
 def moved_by_a_layer(made: World) -> None:
     """A layer puts its result where the next stage is, or the output on the host."""
     for face, schedule, checkpoint in WAYS:
@@ -367,18 +240,6 @@ def moved_by_a_layer(made: World) -> None:
             y = torch.randn(ROWS, WIDTH)
             train_once(model, face, x, y, lambda output, target: mse_loss(output, target.cpu()))
             descend(model)
-
-
-class Failing(nn.Module):
-    """Raises when it is told to."""
-
-    fails = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same, or an error."""
-        if self.fails:
-            raise ValueError("told to")
-        return x.clone()
 
 
 def failure(made: World) -> None:

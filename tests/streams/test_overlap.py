@@ -10,8 +10,9 @@ from gpipe.costs import StageCosts
 from gpipe.schedule import LOOPED_SCHEDULES, SCHEDULE_NAMES, Kind
 from gpipe.simulate import simulate
 from tests.members import CHECKPOINT_MODES
-from tests.streams.fakes import World, world
+from tests.streams.fakes import World
 from tests.streams.replay import replay
+from tests.streams.world import world
 
 NUM_DEVICES, NUM_MICROBATCHES, WIDTH = 4, 16, 3
 COST_S = {Kind.FORWARD: 1.0, Kind.RECOMPUTE: 1.0, Kind.BACKWARD: 2.0}
