@@ -5,8 +5,6 @@ import platform
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import inf
-from statistics import median
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -15,13 +13,12 @@ from torch.nn.functional import mse_loss
 
 from gpipe import GPipe, __version__
 from gpipe.errors import GpipeError
+from gpipe.profiling import link_bytes_per_s
 from gpipe.stage.device import HOST, Device, default_devices, device_of, runtime_versions
 from gpipe.units import show_bytes
 
-__all__ = ["compare", "examine", "link_bytes_per_s"]
+__all__ = ["compare", "examine"]
 
-COPIED_BYTES = 64 * 1024**2
-NUM_COPIES = 5
 TOLERANCE = 1e-5  # single precision, since not every accelerator has a double one
 ROWS, WIDTH, CHUNKS = 8, 16, 4
 
@@ -74,25 +71,6 @@ def compare(places: Sequence[torch.device]) -> float:
         pairs = zip(model.parameters(), plain.parameters(), strict=True)
         worst = max(worst, *(_difference(mine.grad, its.grad) for mine, its in pairs))
     return worst
-
-
-def link_bytes_per_s(source: Device, target: Device) -> float:
-    """How many bytes a second a copy carries, the median of some; from and to pinned memory."""
-    pinned = HOST in (source.torch_device, target.torch_device) and source is not target
-    here = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=source.torch_device)
-    there = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=target.torch_device)
-    if pinned:
-        here, there = (each.pin_memory() if each.device == HOST else each for each in (here, there))
-    spans_s = [_copy_s(here, there, source, target) for _ in range(NUM_COPIES + 1)]
-    return COPIED_BYTES / median(spans_s[1:])  # the first one also sets the way up
-
-
-def _copy_s(here: Tensor, there: Tensor, source: Device, target: Device) -> float:
-    start_s = perf_counter()
-    there.copy_(here, non_blocking=True)
-    source.synchronize()
-    target.synchronize()
-    return perf_counter() - start_s
 
 
 def _versions() -> Iterator[str]:

@@ -6,6 +6,7 @@ import torch
 import gpipe
 from gpipe import doctor
 from gpipe.cli import main
+from gpipe.profiling import link_bytes_per_s
 from gpipe.stage.device import HOST, device_of
 
 
@@ -47,4 +48,4 @@ def test_nothing_of_the_callers_is_changed():
 
 
 def test_a_copy_has_a_speed():
-    assert doctor.link_bytes_per_s(device_of(HOST), device_of(HOST)) > 0
+    assert link_bytes_per_s(device_of(HOST), device_of(HOST)) > 0

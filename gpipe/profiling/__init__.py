@@ -1,6 +1,7 @@
 """Profiling: what each layer costs, measured without changing anything."""
 
+from gpipe.profiling.links import link_bytes_per_s
 from gpipe.profiling.running import profile, profile_memory
 from gpipe.profiling.shapes import profile_meta
 
-__all__ = ["profile", "profile_memory", "profile_meta"]
+__all__ = ["link_bytes_per_s", "profile", "profile_memory", "profile_meta"]

@@ -162,7 +162,9 @@ class PlanConfig(_Section):
         None, description="how many there are, 1 or more; left out: one for each stage"
     )
     memory: _Bytes | None = Field(
-        None, description='what stages may use of a device, such as "16 GiB"; left out: no limit'
+        None,
+        description='what stages may use of a device, such as "16 GiB"; left out: what the '
+        "accelerators here have, or no limit on the CPU",
     )
     flops: float | None = Field(
         None,
@@ -172,7 +174,9 @@ class PlanConfig(_Section):
         "100e12: layers are then counted, not measured",
     )
     bandwidth: _Bytes | None = Field(
-        None, description='of the link to the next device a second, such as "12 GB"'
+        None,
+        description='of the link to the next device a second, such as "12 GB"; left out: '
+        "measured between the accelerators here, or no limit",
     )
     latency_s: float = Field(0.0, ge=0, description="seconds of each transfer, 0 or more")
     accumulates: bool = Field(

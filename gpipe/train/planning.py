@@ -14,8 +14,8 @@ from gpipe.costs import LayerCosts
 from gpipe.errors import PlanError
 from gpipe.plan import DeviceSpec, Grid, Plan, plan, search
 from gpipe.plan.text import found_text, plan_text
-from gpipe.profiling import profile, profile_meta
-from gpipe.stage.device import default_devices
+from gpipe.profiling import link_bytes_per_s, profile, profile_meta
+from gpipe.stage.device import HOST, default_devices, device_of
 from gpipe.train.build import resolve_all, sequential, splits_of
 from gpipe.train.config import RunConfig
 from gpipe.train.mistake import Mistake, RunFileError
@@ -126,7 +126,8 @@ def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None
     if is_counted:
         with META:
             module = sequential(model_factory)
-        costs = profile_meta(module, sample.input, **sample.keywords)
+        with _autocast(config):
+            costs = profile_meta(module, sample.input, **sample.keywords)
         costs = _timed(costs, config.plan.flops)
     else:
         module = sequential(model_factory)
@@ -139,8 +140,15 @@ def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None
 def _measured(module: nn.Sequential, sample: Sample, config: RunConfig) -> LayerCosts:
     num_stages = config.pipeline.stages or 1
     share = max(1, torch.get_num_threads() // num_stages)
-    costs = profile(module, sample.input, num_threads=share, progress=True, **sample.keywords)
+    with _autocast(config):
+        costs = profile(module, sample.input, num_threads=share, progress=True, **sample.keywords)
     return replace(costs, action_s=measured_action_s())
+
+
+def _autocast(config: RunConfig) -> torch.autocast:
+    """As the run will compute: what layers save is half as large under bf16."""
+    device = (default_devices() or [HOST])[0]
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
 
 
 def _timed(costs: LayerCosts, flops_per_s: float | None) -> LayerCosts:
@@ -196,9 +204,16 @@ def _numbers(costs: LayerCosts, by: str, optimizer_share: float) -> list[float]:
 
 
 def _device(config: RunConfig) -> DeviceSpec:
+    """As the file describes it, else as those here are; the memory of the CPU is nobody's limit."""
+    here = [device_of(device) for device in default_devices()]
+    memory_bytes, bandwidth = config.plan.memory, config.plan.bandwidth
+    if memory_bytes is None and here and (memory := here[0].memory()):
+        memory_bytes = memory.total_bytes
+    if bandwidth is None and len(here) > 1:
+        bandwidth = link_bytes_per_s(here[0], here[1])
     return DeviceSpec(
-        memory_bytes=inf if config.plan.memory is None else config.plan.memory,
-        bandwidth_bytes_per_s=config.plan.bandwidth or 0.0,
+        memory_bytes=inf if memory_bytes is None else memory_bytes,
+        bandwidth_bytes_per_s=bandwidth or 0.0,
         latency_s=config.plan.latency_s,
     )
 

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +11,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from gpipe import GPipe
 from gpipe.execution.engine import NUM_FIRST_LOOKS
+from gpipe.schedule import LOOPED_SCHEDULES
 from tests.layers import Head, Pop, Stash
-from tests.members import WAYS, train_once
+from tests.members import CHECKPOINT_MODES, FACES, WAYS, train_once
 from tests.streams.caller import before_deletion, follow, on, streams
 from tests.streams.fakes import Call, World
 from tests.streams.scenario_layers import WIDTH, Doubling, Failing, First, Masks, Moves
@@ -80,12 +82,18 @@ def training(face: str, schedule: str, checkpoint: str) -> Scenario:
     return scenario
 
 
-def interleaved(made: World) -> None:
+def looped(face: str, schedule: str, checkpoint: str) -> Scenario:
     """Several stages on each device."""
-    model = wrap(made, *layers(), nn.Tanh(), balance=[1] * 6, schedule="interleaved_1f1b", chunks=6)
-    for _ in range(2):
-        train_once(model, "step", *batch(made), mse_loss)
-        descend(model)
+
+    def scenario(made: World) -> None:
+        modules = [*layers(), nn.Tanh()]
+        options = {"schedule": schedule, "checkpoint": checkpoint, "chunks": 6}
+        model = wrap(made, *modules, balance=[1] * 6, **options)
+        for _ in range(2):
+            train_once(model, face, *batch(made), mse_loss)
+            descend(model)
+
+    return scenario
 
 
 def input_on_the_host(made: World) -> None:
@@ -257,7 +265,7 @@ def failure(made: World) -> None:
 
 SCENARIOS: dict[str, Scenario] = {
     **{" ".join(way): training(*way) for way in WAYS},
-    "interleaved": interleaved,
+    **{" ".join(way): looped(*way) for way in product(FACES, LOOPED_SCHEDULES, CHECKPOINT_MODES)},
     "input on the host": input_on_the_host,
     "input elsewhere": input_elsewhere,
     "input on its way to the host": input_on_its_way_to_the_host,

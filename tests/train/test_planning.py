@@ -181,3 +181,14 @@ def test_the_papers_largest_transformer_is_planned_on_a_laptop(capsys, monkeypat
     text = said(capsys, "plan", "examples/plan_paper_transformer.yaml")
     assert text.startswith("128 stages of 13 to 14 layers on 128 devices, 32 rows in 32")
     assert "too much" not in text
+
+
+def test_under_bf16_activations_are_planned_half_as_large(capsys):
+    def inside(precision: str) -> list[str]:
+        text = said(
+            capsys, "plan", "run.yaml", "--set", "plan.flops=1e9", f"train.precision={precision}",
+            "pipeline.checkpoint=never",
+        )  # fmt: skip
+        return text.splitlines()[-2].split()
+
+    assert inside("fp32") != inside("bf16")
