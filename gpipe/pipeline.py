@@ -33,7 +33,7 @@ from gpipe.stage.skip_route import skip_routes
 from gpipe.stage.stage import Stage
 from gpipe.timeline import Timeline
 
-__all__ = ["GPipe", "StepResult"]
+__all__ = ["GPipe", "StepResult", "num_workers_of"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class GPipe(nn.Module):
         self.deferred_batch_norm = deferred_batch_norm
         self.split = 0 if split is None else split
         self.balance = _balance(module, balance, devices)
-        self._orders = self._make_orders(_num_workers(schedule, devices))
+        self._orders = self._make_orders(num_workers_of(schedule, devices))
         self.devices = require_devices(devices, self._orders.num_workers)
         # What hangs on the Sequential hangs on this module now: its layers keep their names.
         # (Last, since a layer may have the name of an attribute above.)
@@ -319,7 +319,7 @@ def _warn_of_replicas() -> None:
         )
 
 
-def _num_workers(
+def num_workers_of(
     schedule: str | Schedule | Builder, devices: Sequence[torch.device | str] | None
 ) -> int | None:
     """How many workers share the stages, where that is not for the schedule to say."""

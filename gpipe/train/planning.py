@@ -1,6 +1,7 @@
 """`gpipe plan` and `gpipe balance`: a run file's model, planned before it runs."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -11,7 +12,8 @@ from torch import nn
 
 from gpipe.balance import balance_costs
 from gpipe.costs import LayerCosts
-from gpipe.errors import PlanError
+from gpipe.errors import ConfigError, PlanError, ScheduleError
+from gpipe.pipeline import num_workers_of
 from gpipe.plan import DeviceSpec, Grid, Plan, plan, search
 from gpipe.plan.text import found_text, plan_text
 from gpipe.profiling import link_bytes_per_s, profile, profile_meta
@@ -45,18 +47,19 @@ def run_text(config: RunConfig, profile_file: Path | None = None) -> Iterator[st
     """
     subject = _subject(config, profile_file)
     pipeline = config.pipeline
-    made = plan(
-        subject.costs,
-        _balance(config, subject.costs),
-        rows=subject.rows,
-        chunks=pipeline.chunks,
-        schedule=pipeline.schedule,
-        checkpoint=pipeline.checkpoint,
-        num_workers=None if pipeline.devices is None else len(pipeline.devices),
-        devices=_device(config),
-        optimizer_bytes_per_gradient_byte=_optimizer_share(config),
-        accumulates=config.plan.accumulates,
-    )
+    with _as_mistake("pipeline"):
+        made = plan(
+            subject.costs,
+            _balance(config, subject.costs),
+            rows=subject.rows,
+            chunks=pipeline.chunks,
+            schedule=pipeline.schedule,
+            checkpoint=pipeline.checkpoint,
+            num_workers=num_workers_of(pipeline.schedule, pipeline.devices),
+            devices=_device(config),
+            optimizer_bytes_per_gradient_byte=_optimizer_share(config),
+            accumulates=config.plan.accumulates,
+        )
     yield plan_text(made, pipeline.schedule, subject.rows)
     _require_fit(made)
 
@@ -96,7 +99,8 @@ def balance_text(
     """
     costs = _subject(config, profile_file, by=by).costs
     numbers = _numbers(costs, by, _optimizer_share(config))
-    balance = balance_costs(numbers, num_stages, objective)
+    with _as_mistake("pipeline.stages"):
+        balance = balance_costs(numbers, num_stages, objective)
     total = sum(numbers)
     width = max(map(len, costs.names))
     first = 0
@@ -117,7 +121,8 @@ def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None
     splits = splits_of(data_factory)
     rows = rows_per_minibatch(config, splits)
     if profile_file is not None and profile_file.exists():
-        costs = LayerCosts.load(profile_file)
+        with _readable(profile_file):
+            costs = LayerCosts.load(profile_file)
         _require_same(costs, config)
         return _Subject(costs, rows)
     sample = Sample.of(config, splits, loss)
@@ -133,8 +138,29 @@ def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None
         module = sequential(model_factory)
         costs = _measured(module, sample, config)
     if profile_file is not None:
-        costs.save(profile_file)
+        with _readable(profile_file):
+            costs.save(profile_file)
     return _Subject(costs, rows)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"The profile {path} cannot be read or written ({error.strerror}). Name a file in a "
+            "folder that exists."
+        ) from error
+
+
+@contextmanager
+def _as_mistake(key: str) -> Iterator[None]:
+    """What does not go together is a mistake in the run file."""
+    try:
+        yield
+    except (TypeError, ValueError, PlanError, ScheduleError) as error:
+        raise RunFileError([Mistake(key, str(error))]) from error
 
 
 def _measured(module: nn.Sequential, sample: Sample, config: RunConfig) -> LayerCosts:

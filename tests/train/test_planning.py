@@ -118,7 +118,9 @@ def test_a_balance_shows_layers_cuts_and_the_line_to_paste(capsys, by, objective
     ("arguments", "message", "code"),
     [
         (["--stages", "0"], "The number of stages is 0", 2),
-        (["--stages", "9", "--by", "flops"], "5 layers cannot fill 9 stages", 1),
+        (["--stages", "9", "--by", "flops"], "5 layers cannot fill 9 stages", 2),
+        (["--by", "flops", "--profile", "nowhere/costs.json"], "nowhere/costs.json cannot be", 2),
+        (["--by", "flops", "--profile", "."], "The profile . cannot be read or written", 2),
         (["--set", "pipeline.stages=null"], "The number of stages is None", 2),
         (["--set", "plan.memory=much"], "plan.memory", 2),
         (["--set", "plan.memroy=1 GiB"], "Did you mean `memory`", 2),
@@ -126,6 +128,24 @@ def test_a_balance_shows_layers_cuts_and_the_line_to_paste(capsys, by, objective
 )
 def test_mistakes_are_told_without_a_traceback(capsys, arguments, message, code):
     assert message in said(capsys, "balance", "run.yaml", *arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["pipeline.stages=9"], "5 layers cannot fill 9 stages"),
+        (["pipeline.balance=[2, 2]"], "4 layers, but the costs are those of 5"),
+        (
+            ["pipeline.schedule=interleaved_1f1b", "pipeline.devices=[cpu, cpu, cpu]",
+             "pipeline.stages=4"],
+            "4 stages cannot be shared evenly by 3 workers",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_told_without_a_traceback(capsys, overrides, message):
+    told = said(capsys, "plan", "run.yaml", "--set", "plan.flops=1e9", *overrides, code=2)
+    assert message in told
+    assert "pipeline" in told
 
 
 def config(**sections: object) -> RunConfig:
