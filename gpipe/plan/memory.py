@@ -8,7 +8,14 @@ from gpipe.costs import LayerCosts, StageCosts
 from gpipe.schedule import Action, Kind, Schedule
 from gpipe.timeline import Timeline
 
-__all__ = ["Held", "StageMemory", "held_at_peak", "state_of", "waiting_bytes"]
+__all__ = [
+    "Held",
+    "StageMemory",
+    "held_at_peak",
+    "held_by_workers",
+    "state_of",
+    "waiting_bytes",
+]
 
 
 class StageMemory(NamedTuple):
@@ -35,6 +42,11 @@ class StageMemory(NamedTuple):
     def peak_bytes(self) -> float:
         """All of it together."""
         return sum(self)
+
+    @property
+    def fixed_bytes(self) -> float:
+        """What does not depend on how many micro-batches are held."""
+        return self.peak_bytes - self.activation_bytes
 
     @property
     def activation_bytes(self) -> float:
@@ -104,8 +116,27 @@ def _levels(
             num_inputs, num_insides = num_inputs - 1, num_insides - 1
 
 
+def held_by_workers(schedule: Schedule, costs: StageCosts) -> list[float]:
+    """What micro-batches hold on each worker at most; its stages need not peak together."""
+    peaks = []
+    for row in schedule.rows:
+        level = peak = 0.0
+        for kind, stage, microbatch in (action for action in row if action.peer is None):
+            input_bytes = costs.input_bytes[stage]
+            inside_bytes = max(0.0, costs.held_bytes[stage] - input_bytes)
+            if kind is Kind.BACKWARD:
+                level -= input_bytes + inside_bytes
+                continue
+            level += inside_bytes + (input_bytes if kind is Kind.FORWARD else 0.0)
+            peak = max(peak, level)
+            if kind is Kind.FORWARD and microbatch in schedule.recomputed_in(stage):
+                level -= inside_bytes  # it drops its graph when it ends
+        peaks.append(peak)
+    return peaks
+
+
 def waiting_bytes(timeline: Timeline, schedule: Schedule, costs: StageCosts) -> list[float]:
-    """The most that waits before each stage at once: boundaries from above, gradients from below.
+    """The most that waits before each stage at once: boundaries, skips, and their gradients.
 
     Whatever is ready is sent at once, so it lies with the receiver until its action starts.
     """
@@ -123,6 +154,10 @@ def waiting_bytes(timeline: Timeline, schedule: Schedule, costs: StageCosts) -> 
                 number = _most_at_once(ends_s[kind, neighbour], starts_s[kind, stage])
                 total += number * costs.boundary_bytes[edge]
         waiting.append(total)
+    for (stash, pop), num_bytes in costs.skip_bytes.items():
+        for kind, sender, receiver in ((Kind.FORWARD, stash, pop), (Kind.BACKWARD, pop, stash)):
+            number = _most_at_once(ends_s[kind, sender], starts_s[kind, receiver])
+            waiting[receiver] += number * num_bytes
     return waiting
 
 

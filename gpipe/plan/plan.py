@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from gpipe.arguments import require_choice, require_count
 from gpipe.costs import LayerCosts, StageCosts
 from gpipe.plan.device_spec import DeviceSpec, edges, spread
-from gpipe.plan.memory import StageMemory, held_at_peak, state_of, waiting_bytes
+from gpipe.plan.memory import (
+    StageMemory,
+    held_at_peak,
+    held_by_workers,
+    state_of,
+    waiting_bytes,
+)
 from gpipe.schedule import RECOMPUTE_MODES, Builder, Schedule, add_recompute, as_schedule
 from gpipe.simulate import simulate
 from gpipe.timeline import Timeline
@@ -25,6 +31,7 @@ class Outline:
         devices: That of each worker.
         costs: Of the stages, on these devices.
         memory: What each stage needs; what waits before it is left out.
+        held_bytes: What micro-batches hold on each worker at most.
     """
 
     balance: tuple[int, ...]
@@ -33,13 +40,14 @@ class Outline:
     devices: tuple[DeviceSpec, ...]
     costs: StageCosts
     memory: tuple[StageMemory, ...]
+    held_bytes: tuple[float, ...]
 
     @property
     def worker_bytes(self) -> tuple[float, ...]:
         """What each worker's device needs for its stages, at most."""
         return tuple(
-            sum(self.memory[stage].peak_bytes for stage in self.schedule.stages_of(worker))
-            for worker in range(self.schedule.num_workers)
+            held + sum(self.memory[stage].fixed_bytes for stage in self.schedule.stages_of(worker))
+            for worker, held in enumerate(self.held_bytes)
         )
 
     @property
@@ -184,6 +192,7 @@ def outline(
         memory=tuple(
             StageMemory(*state, *each, 0.0) for state, each in zip(states, held, strict=True)
         ),
+        held_bytes=tuple(held_by_workers(order, stage_costs)),
     )
 
 

@@ -87,6 +87,11 @@ def search(
         PlanError: None fits. The message has what the smallest needs, what there is, and what would
             help.
     """
+    if not sum((*costs.forward_s, *costs.backward_s)):
+        raise PlanError(
+            "The costs have no times, so no way to run is faster than another. Measure the layers, "
+            "or say with plan.flops what a device does."
+        )
     candidates = list(_candidates(costs, grid, rows, devices))
 
     def outlined(candidate: Candidate) -> Outline:
@@ -106,7 +111,7 @@ def search(
     outlines = {candidate: outlined(candidate) for candidate in candidates}
     plans, large = _fastest(outlines, 2 * num_best)
     if not plans:
-        raise _nothing_fits(outlines)
+        raise _nothing_fits(large)
     best, others = plans[:num_best], plans[num_best:]
     fastest = best[0][1]
     return Found(
@@ -138,7 +143,8 @@ def _fastest(
 
 
 def _order(made: Plan) -> tuple[float, float]:
-    return made.step_s, max(made.worker_bytes)
+    # Sums of the same times in another order are as fast.
+    return float(f"{made.step_s:.9g}"), max(made.worker_bytes)
 
 
 def _candidates(

@@ -49,7 +49,7 @@ def found_text(found: Found, rows: int) -> str:
 
 def _lines_to_paste(candidate: Candidate) -> str:
     return (
-        "For the run file:\n"
+        f"For the run file, with {_count(candidate.num_devices, 'device')}:\n"
         f"pipeline: {{balance: {list(candidate.balance)}, chunks: {candidate.chunks}, "
         f"schedule: {candidate.schedule}, checkpoint: {candidate.checkpoint}}}"
     )

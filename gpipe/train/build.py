@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpipe.data import Splits
-from gpipe.errors import GpipeError
+from gpipe.errors import GpipeError, PlanError
 from gpipe.pipeline import GPipe
 from gpipe.stage.device import default_devices
 from gpipe.train.batches import num_batches
@@ -57,7 +57,7 @@ def build(config: RunConfig) -> Run:
     torch.manual_seed(config.seed)
     module = sequential(model_factory)
     splits = splits_of(data_factory)
-    model = _pipeline(config.pipeline, module, Sample.of(config, splits, loss))
+    model = _pipeline(config, module, Sample.of(config, splits, loss))
     optimizer = build_optimizer(config.optimizer, model.parameters())
     num_steps = config.train.epochs * num_batches(splits.train, config.data.batch_size)
     return Run(
@@ -116,11 +116,16 @@ def splits_of(factory: Factory) -> Splits:
     return splits
 
 
-def _pipeline(config: PipelineConfig, module: nn.Sequential, sample: Sample) -> GPipe:
+def _pipeline(run: RunConfig, module: nn.Sequential, sample: Sample) -> GPipe:
+    config = run.pipeline
+    try:
+        balance = _balance(run, module, sample)
+    except PlanError as error:
+        raise RunFileError([Mistake(_blame(error, config, module), str(error))]) from error
     try:
         return GPipe(
             module,
-            _balance(config, module, sample),
+            balance,
             config.chunks,
             checkpoint=config.checkpoint,
             schedule=config.schedule,
@@ -131,16 +136,15 @@ def _pipeline(config: PipelineConfig, module: nn.Sequential, sample: Sample) -> 
         raise RunFileError([Mistake(_blame(error, config, module), str(error))]) from error
 
 
-def _balance(
-    config: PipelineConfig, module: nn.Sequential, sample: Sample
-) -> int | list[int] | None:
+def _balance(run: RunConfig, module: nn.Sequential, sample: Sample) -> int | list[int] | None:
     """The layers of each stage; their number where parameters say the rest."""
+    config = run.pipeline
     if not isinstance(config.balance, str):
         return list(config.balance)
     num_stages = config.stages or len(config.devices or default_devices()) or 1
     if config.balance == "parameters" or num_stages == 1:
         return config.stages
-    return balance_by(config.balance, num_stages, module, sample)
+    return balance_by(config.balance, num_stages, module, sample, run.optimizer)
 
 
 def _blame(error: Exception, config: PipelineConfig, module: nn.Sequential) -> str:

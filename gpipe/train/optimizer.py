@@ -11,7 +11,7 @@ from gpipe.train.config import OptimizerConfig
 from gpipe.train.mistake import Mistake, RunFileError, did_you_mean, nearest
 from gpipe.train.signature import check_arguments
 
-__all__ = ["build_optimizer", "resolve_optimizer"]
+__all__ = ["build_optimizer", "resolve_optimizer", "state_share"]
 
 # They ask for the loss again inside one step; a pipeline has run its mini-batch by then.
 _NEED_CLOSURE = frozenset({"LBFGS"})
@@ -45,6 +45,18 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter])
     except (TypeError, ValueError) as error:
         text = f"{config.name} refuses its arguments: {error}"
         raise RunFileError([Mistake("optimizer", text)]) from error
+
+
+def state_share(config: OptimizerConfig) -> float:
+    """How many bytes the optimizer keeps for each of a gradient, seen on a small one."""
+    parameter = nn.Parameter(torch.zeros(32, 32))
+    parameter.grad = torch.zeros(32, 32)
+    optimizer = build_optimizer(config, [parameter])
+    optimizer.step()
+    state = optimizer.state[parameter].values()
+    # A count of steps is as small for a large parameter.
+    large = (each for each in state if isinstance(each, torch.Tensor) and each.dim() > 0)
+    return sum(each.nbytes for each in large) / parameter.nbytes
 
 
 def _known() -> dict[str, type[Optimizer]]:

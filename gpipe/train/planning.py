@@ -20,8 +20,9 @@ from gpipe.profiling import link_bytes_per_s, profile, profile_meta
 from gpipe.stage.device import HOST, default_devices, device_of
 from gpipe.train.build import resolve_all, sequential, splits_of
 from gpipe.train.config import RunConfig
+from gpipe.train.factory import Factory
 from gpipe.train.mistake import Mistake, RunFileError
-from gpipe.train.optimizer import build_optimizer
+from gpipe.train.optimizer import state_share
 from gpipe.train.overhead import measured_action_s
 from gpipe.train.sample import Sample, rows_per_minibatch
 from gpipe.units import show_bytes
@@ -57,9 +58,13 @@ def run_text(config: RunConfig, profile_file: Path | None = None) -> Iterator[st
             checkpoint=pipeline.checkpoint,
             num_workers=num_workers_of(pipeline.schedule, pipeline.devices),
             devices=_device(config),
-            optimizer_bytes_per_gradient_byte=_optimizer_share(config),
+            optimizer_bytes_per_gradient_byte=state_share(config.optimizer),
             accumulates=config.plan.accumulates,
         )
+    num_workers = made.schedule.num_workers
+    if pipeline.devices is not None and len(pipeline.devices) != num_workers:
+        listed = f"lists {len(pipeline.devices)} devices for {num_workers} workers"
+        raise RunFileError([Mistake("pipeline.devices", f"{listed}. List one for each.")])
     yield plan_text(made, pipeline.schedule, subject.rows)
     _require_fit(made)
 
@@ -82,7 +87,7 @@ def best_text(config: RunConfig, profile_file: Path | None = None) -> Iterator[s
         grid,
         rows=subject.rows,
         devices=_device(config),
-        optimizer_bytes_per_gradient_byte=_optimizer_share(config),
+        optimizer_bytes_per_gradient_byte=state_share(config.optimizer),
         accumulates=config.plan.accumulates,
     )
     yield found_text(found, subject.rows)
@@ -98,7 +103,7 @@ def balance_text(
         ConfigError: The run file, or the profile, names what cannot be had.
     """
     costs = _subject(config, profile_file, by=by).costs
-    numbers = _numbers(costs, by, _optimizer_share(config))
+    numbers = _numbers(costs, by, state_share(config.optimizer))
     with _as_mistake("pipeline.stages"):
         balance = balance_costs(numbers, num_stages, objective)
     total = sum(numbers)
@@ -123,24 +128,21 @@ def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None
     if profile_file is not None and profile_file.exists():
         with _readable(profile_file):
             costs = LayerCosts.load(profile_file)
-        _require_same(costs, config)
-        return _Subject(costs, rows)
+        _require_same(costs, model_factory)
+        return _Subject(_timed(costs, config.plan.flops), rows)
     sample = Sample.of(config, splits, loss)
     is_counted = config.plan.flops is not None or by in ("flops", "memory", "parameters")
     torch.manual_seed(config.seed)
     if is_counted:
-        with META:
-            module = sequential(model_factory)
         with _autocast(config):
-            costs = profile_meta(module, sample.input, **sample.keywords)
-        costs = _timed(costs, config.plan.flops)
+            costs = _counted(model_factory, sample)
     else:
         module = sequential(model_factory)
         costs = _measured(module, sample, config)
     if profile_file is not None:
         with _readable(profile_file):
             costs.save(profile_file)
-    return _Subject(costs, rows)
+    return _Subject(_timed(costs, config.plan.flops), rows)
 
 
 @contextmanager
@@ -164,8 +166,7 @@ def _as_mistake(key: str) -> Iterator[None]:
 
 
 def _measured(module: nn.Sequential, sample: Sample, config: RunConfig) -> LayerCosts:
-    num_stages = config.pipeline.stages or 1
-    share = max(1, torch.get_num_threads() // num_stages)
+    share = max(1, torch.get_num_threads() // _num_workers(config))
     with _autocast(config):
         costs = profile(module, sample.input, num_threads=share, progress=True, **sample.keywords)
     return replace(costs, action_s=measured_action_s())
@@ -181,8 +182,11 @@ def _timed(costs: LayerCosts, flops_per_s: float | None) -> LayerCosts:
     """With the seconds that the operations take on a device that does so many."""
     if flops_per_s is None:
         return costs
-    assert costs.forward_flops_per_row is not None, "shapes tell the operations"
-    assert costs.backward_flops_per_row is not None, "shapes tell the operations"
+    if costs.forward_flops_per_row is None or costs.backward_flops_per_row is None:
+        raise ConfigError(
+            "The profile was measured and has no floating-point operations for plan.flops. Leave "
+            "plan.flops out, or name another file to count them into."
+        )
     scale = costs.rows / flops_per_s
     return replace(
         costs,
@@ -191,14 +195,38 @@ def _timed(costs: LayerCosts, flops_per_s: float | None) -> LayerCosts:
     )
 
 
-def _require_same(costs: LayerCosts, config: RunConfig) -> None:
-    balance = config.pipeline.balance
-    if not isinstance(balance, str) and sum(balance) != costs.num_layers:
-        text = (
-            f"lists {sum(balance)} layers, and the profile has {costs.num_layers}. "
-            "Profile this model, or correct the balance."
+def _counted(model_factory: Factory, sample: Sample) -> LayerCosts:
+    """From shapes, on the meta device where the model can be made there."""
+    try:
+        with META:
+            module = sequential(model_factory)
+        return profile_meta(module, sample.input, **sample.keywords)
+    except Exception:  # noqa: BLE001 - a factory or a layer may need values; then it shows again
+        return profile_meta(sequential(model_factory), sample.input, **sample.keywords)
+
+
+def _require_same(costs: LayerCosts, model_factory: Factory) -> None:
+    """Refuse the profile of another model."""
+    try:
+        with META:
+            module = sequential(model_factory)
+    except Exception:  # noqa: BLE001 - a factory may need values; then it shows again
+        module = sequential(model_factory)
+    layers = dict(module.named_children())
+    weights = [sum(each.nbytes for each in layer.parameters()) for layer in layers.values()]
+    if list(costs.names) != list(layers) or list(costs.parameter_bytes) != weights:
+        raise ConfigError(
+            f"The profile has {costs.num_layers} layers with "
+            f"{show_bytes(sum(costs.parameter_bytes))} of parameters, and this model has "
+            f"{len(layers)} with {show_bytes(sum(weights))}: it is another model's. Name another "
+            "file, and it is profiled."
         )
-        raise RunFileError([Mistake("pipeline.balance", text)])
+
+
+def _num_workers(config: RunConfig) -> int:
+    pipeline = config.pipeline
+    listed = None if isinstance(pipeline.balance, str) else len(pipeline.balance)
+    return len(pipeline.devices or ()) or pipeline.stages or listed or 1
 
 
 def _balance(config: RunConfig, costs: LayerCosts) -> Sequence[int]:
@@ -206,19 +234,26 @@ def _balance(config: RunConfig, costs: LayerCosts) -> Sequence[int]:
     if not isinstance(pipeline.balance, str):
         return pipeline.balance
     num_stages = pipeline.stages or len(pipeline.devices or default_devices()) or 1
-    return balance_costs(_numbers(costs, pipeline.balance, _optimizer_share(config)), num_stages)
+    return balance_costs(
+        _numbers(costs, pipeline.balance, state_share(config.optimizer)), num_stages
+    )
 
 
 def _numbers(costs: LayerCosts, by: str, optimizer_share: float) -> list[float]:
     """The cost of each layer in one respect."""
     if by == "time":
+        if not sum((*costs.forward_s, *costs.backward_s)):
+            raise ConfigError(
+                "The profile was counted and has no times. Say with plan.flops what a device does, "
+                "or measure into another file."
+            )
         return list(map(sum, zip(costs.forward_s, costs.backward_s, strict=True)))
     if by == "flops":
         forward, backward = costs.forward_flops_per_row, costs.backward_flops_per_row
         if forward is None or backward is None:
-            raise PlanError(
-                "The profile was measured and has no floating-point operations. Balance by time, "
-                "or leave the profile out."
+            raise ConfigError(
+                "The layers were measured, and their floating-point operations are not known. "
+                "Set plan.flops, so that they are counted, or balance by time."
             )
         return list(map(sum, zip(forward, backward, strict=True)))
     weights = list(map(sum, zip(costs.parameter_bytes, costs.buffer_bytes, strict=True)))
@@ -242,18 +277,6 @@ def _device(config: RunConfig) -> DeviceSpec:
         bandwidth_bytes_per_s=bandwidth or 0.0,
         latency_s=config.plan.latency_s,
     )
-
-
-def _optimizer_share(config: RunConfig) -> float:
-    """How many bytes the optimizer keeps for each of a gradient, seen on a small one."""
-    parameter = nn.Parameter(torch.zeros(1024))
-    parameter.grad = torch.zeros(1024)
-    optimizer = build_optimizer(config.optimizer, [parameter])
-    optimizer.step()
-    state = optimizer.state[parameter].values()
-    # A count of steps is as small for a large parameter.
-    large = (each for each in state if isinstance(each, torch.Tensor) and each.dim() > 0)
-    return sum(each.nbytes for each in large) / parameter.nbytes
 
 
 def _require_fit(made: Plan) -> None:

@@ -8,8 +8,9 @@ from gpipe.balance import balance_by_flops, balance_by_memory, balance_by_time
 from gpipe.data import Splits
 from gpipe.profiling.subject import LossFunction
 from gpipe.train.batches import in_order, num_rows
-from gpipe.train.config import RunConfig
+from gpipe.train.config import OptimizerConfig, RunConfig
 from gpipe.train.loss import Loss
+from gpipe.train.optimizer import state_share
 
 __all__ = ["Sample", "balance_by", "rows_per_minibatch"]
 
@@ -46,9 +47,12 @@ class Sample(NamedTuple):
         return {"target": self.target, "loss_fn": self.loss_fn}
 
 
-def balance_by(by: str, num_stages: int, module: nn.Sequential, sample: Sample) -> list[int]:
+def balance_by(
+    by: str, num_stages: int, module: nn.Sequential, sample: Sample, optimizer: OptimizerConfig
+) -> list[int]:
     """The layers of each stage, balanced by time, memory or flops."""
-    return _BALANCERS[by](num_stages, module, sample.input, **sample.keywords)
+    more = {"optimizer_copies": state_share(optimizer)} if by == "memory" else {}
+    return _BALANCERS[by](num_stages, module, sample.input, **sample.keywords, **more)
 
 
 def rows_per_minibatch(config: RunConfig, splits: Splits) -> int:

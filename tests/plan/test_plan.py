@@ -1,9 +1,12 @@
 """What a plan says of time and memory."""
 
+from dataclasses import replace
+
 import pytest
 
+from gpipe.costs import StageCosts
 from gpipe.plan import DeviceSpec, plan
-from gpipe.plan.memory import held_at_peak
+from gpipe.plan.memory import held_at_peak, waiting_bytes
 from gpipe.plan.text import plan_text
 from gpipe.schedule import RECOMPUTE_MODES, SCHEDULE_NAMES, add_recompute, resolve
 from gpipe.simulate import simulate
@@ -82,9 +85,26 @@ def test_what_waits_piles_up_before_a_slow_stage():
     assert plan(costs, [2, 2], rows=8, chunks=8, schedule="1f1b").memory[1].transfer_bytes <= 20
 
 
-def test_several_stages_share_the_memory_of_their_device():
-    made = planned([1, 1, 1, 1], schedule="interleaved_1f1b", num_workers=2)
-    assert made.worker_bytes[0] == made.memory[0].peak_bytes + made.memory[2].peak_bytes
+def test_skips_wait_at_their_far_end():
+    costs = StageCosts.uniform(4, boundary_bytes=1)
+    with_skip = replace(costs, skip_bytes={(0, 3): 1000})
+    schedule = resolve("1f1b", 4, 8)
+    plain, more = (
+        waiting_bytes(simulate(schedule, each), schedule, each) for each in (costs, with_skip)
+    )
+    # Three skips are there before the last stage takes up the first; two gradients come back
+    # while the first goes the long way through the stages between, 2 s each.
+    assert (more[3] - plain[3], more[0] - plain[0]) == (3000, 2000)
+    assert more[1:3] == plain[1:3]
+
+
+@pytest.mark.parametrize("mode", RECOMPUTE_MODES)
+def test_several_stages_share_the_memory_of_their_device(mode):
+    made = planned([1, 1, 1, 1], schedule="interleaved_1f1b", num_workers=2, checkpoint=mode)
+    # They need not peak together: the sum of their peaks would be up to three times as much.
+    assert made.held_bytes == made.timeline.peak_bytes
+    fixed = [memory.peak_bytes - memory.activation_bytes for memory in made.memory]
+    assert made.worker_bytes[0] == made.held_bytes[0] + fixed[0] + fixed[2]
 
 
 def test_what_lacks_memory_is_named():

@@ -13,6 +13,7 @@ from gpipe.costs import LayerCosts
 from gpipe.train import planning
 from gpipe.train.build import build
 from gpipe.train.config import BALANCED_BY, RunConfig
+from gpipe.train.optimizer import state_share
 
 ROOT = Path(__file__).parents[2]
 RUN_FILE = """
@@ -63,13 +64,32 @@ def test_measured_layers_come_from_a_file_the_second_time(capsys, monkeypatch):
 def test_a_profile_of_another_model_is_refused(capsys):
     said(capsys, "plan", "run.yaml", "--set", "plan.flops=1e9", "--profile", "costs.json")
     told = said(
-        capsys, "plan", "run.yaml", "--profile", "costs.json", "--set",
-        "pipeline.balance=[2, 2]", code=2,
+        capsys, "plan", "run.yaml", "--profile", "costs.json", "--set", "plan.flops=1e9",
+        "model.sizes=[64, 512, 16, 10]", code=2,
     )  # fmt: skip
-    assert "pipeline.balance" in told
+    assert "it is another model's" in told
     Path("costs.json").write_text("{}")
     told = said(capsys, "plan", "run.yaml", "--profile", "costs.json", code=2)
     assert "costs.json is no file of layer costs" in told
+
+
+def test_a_counted_profile_takes_the_speed_that_is_asked_for(capsys):
+    def step(*flops: str, code: int = 0) -> str:
+        return said(
+            capsys, "plan", "run.yaml", "--profile", "costs.json", "--search", *flops, code=code
+        )
+
+    slow, fast = (step("--set", f"plan.flops={flops}") for flops in ("1e9", "1e12"))
+    assert slow != fast
+    assert "The costs have no times" in step(code=1)
+
+
+def test_devices_are_counted(capsys):
+    told = said(
+        capsys, "plan", "run.yaml", "--set", "plan.flops=1e9", "pipeline.devices=[cpu, cpu, cpu]",
+        code=2,
+    )  # fmt: skip
+    assert "lists 3 devices for 2 workers" in told
 
 
 def test_what_does_not_fit_is_told_after_the_table_with_both_numbers(capsys):
@@ -192,7 +212,7 @@ def test_measuring_does_not_change_the_weights_that_the_seed_gives():
     ],
 )
 def test_what_an_optimizer_keeps_is_seen(optimizer, share):
-    assert planning._optimizer_share(config(optimizer=optimizer)) == share
+    assert state_share(config(optimizer=optimizer).optimizer) == share
 
 
 def test_the_papers_largest_transformer_is_planned_on_a_laptop(capsys, monkeypatch):
@@ -212,3 +232,21 @@ def test_under_bf16_activations_are_planned_half_as_large(capsys):
         return text.splitlines()[-2].split()
 
     assert inside("fp32") != inside("bf16")
+
+
+class Faulty(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        raise ValueError("a fault of the layer")
+
+
+def faulty() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 10), Faulty(10, 10))
+
+
+# It was told as a mistake in the run file, without its traceback.
+@pytest.mark.parametrize("by", ["time", "memory", "flops"])
+def test_a_fault_of_a_layer_shows_as_itself(by):
+    model = {"factory": f"{__name__}:faulty"}
+    with pytest.raises(ValueError, match="a fault of the layer") as caught:
+        build(config(model=model, pipeline={"stages": 2, "balance": by}))
+    assert any("layer 1" in note for note in caught.value.__notes__)
