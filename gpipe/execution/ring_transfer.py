@@ -1,0 +1,133 @@
+"""Moves chunks around a ring, in several messages at once."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import NamedTuple
+
+from torch import Tensor
+from torch import distributed as dist
+
+from gpipe.execution.ring import all_gather, scatter_reduce
+
+__all__ = ["Ring", "reduce_in_ring"]
+
+# Many small messages cost more than they hide: each wakes threads on both sides.
+_LARGEST_MESSAGE_BYTES = 2 * 2**20
+_NUM_IN_FLIGHT = 4
+
+# On gloo no other message between the same ranks can be taken for one of these.
+_TAG = 0x52494E47
+
+
+class Ring(NamedTuple):
+    """A ring of ranks as this process sees it.
+
+    Attributes:
+        group: All of them.
+        order: Their ranks in the group, from left to right.
+        place: Where this process is.
+    """
+
+    group: dist.ProcessGroup
+    order: Sequence[int]
+    place: int
+
+    @property
+    def right(self) -> int:
+        """The rank that is sent to."""
+        return self.order[(self.place + 1) % len(self.order)]
+
+    @property
+    def left(self) -> int:
+        """The rank that is received from."""
+        return self.order[self.place - 1]
+
+
+class _Message(NamedTuple):
+    """What goes to the right and what comes from the left at one time, parts of two chunks."""
+
+    sent: Tensor
+    received: Tensor
+    is_added: bool
+    """Or takes the place of what was there."""
+
+
+class _Flight(NamedTuple):
+    """A message on its way."""
+
+    message: _Message
+    landing: Tensor
+    """Where it arrives: in a buffer if it is to be added, else where it belongs."""
+    arrival: dist.Work | None
+    """None where nothing comes."""
+    departure: dist.Work | None
+    """None where nothing leaves, or where the arrival stands for both."""
+
+
+def reduce_in_ring(values: Tensor, ring: Ring) -> None:
+    """Sum one-dimensional, contiguous tensors over a ring of at least two, in place.
+
+    At most w messages are in flight, w being at most the number of messages of a step: message
+    i + w starts when message i has arrived. So what is sent is complete, since it came a step
+    before. What leaves in the first phase is overwritten in the second, in the same order; until
+    then nobody waits for it to have left.
+    """
+    longest = -(-values.numel() // len(ring.order))
+    num_pieces = max(1, -(-longest * values.element_size() // _LARGEST_MESSAGE_BYTES))
+    shape = min(num_pieces, _NUM_IN_FLIGHT), -(-longest // num_pieces)
+    buffers = values.new_empty(shape).unbind()
+    arriving: deque[_Flight] = deque()
+    departing: deque[_Flight] = deque()
+    for message, buffer in zip(_messages(values, ring, num_pieces), cycle(buffers), strict=False):
+        if len(arriving) == len(buffers):
+            _land(arriving.popleft())
+        if not message.is_added:
+            _wait(departing.popleft().departure)
+        flight = _start(message, buffer, ring)
+        arriving.append(flight)
+        departing.append(flight)
+    for flight in arriving:
+        _land(flight)
+    for flight in departing:
+        _wait(flight.departure)
+
+
+def _messages(values: Tensor, ring: Ring, num_pieces: int) -> Iterator[_Message]:
+    """All of them in order; each chunk is cut into so many pieces."""
+    num_devices = len(ring.order)
+    pieces = [chunk.tensor_split(num_pieces) for chunk in values.tensor_split(num_devices)]
+    for phase in scatter_reduce, all_gather:
+        for step in range(num_devices - 1):
+            sent, received = phase(ring.place, step, num_devices)
+            for pair in zip(pieces[sent], pieces[received], strict=True):
+                yield _Message(*pair, is_added=phase is scatter_reduce)
+
+
+def _start(message: _Message, buffer: Tensor, ring: Ring) -> _Flight:
+    """Post send and receive together, since either may block until its peer has posted."""
+    sent, received, is_added = message
+    landing = buffer[: received.numel()] if is_added else received
+    # The send comes first: of two ranks on gloo, the one that writes would else hold a lock that
+    # its own reader spins on.
+    posts = [(dist.isend, sent, ring.right), (dist.irecv, landing, ring.left)]
+    operations = [
+        dist.P2POp(operation, tensor, group=ring.group, tag=_TAG, group_peer=peer)
+        for operation, tensor, peer in posts
+        if tensor.numel()  # both sides know which chunks are empty
+    ]
+    works = dist.batch_isend_irecv(operations) if operations else []
+    arrival = works[-1] if received.numel() else None
+    first = works[0] if works else None  # a backend may give one work for both
+    return _Flight(message, landing, arrival, departure=None if first is arrival else first)
+
+
+def _land(flight: _Flight) -> None:
+    _wait(flight.arrival)
+    if flight.message.is_added:
+        flight.message.received.add_(flight.landing)
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
