@@ -38,7 +38,8 @@ def run(
     """Call `function(rank, *args)` in processes of their own, which are one gloo group.
 
     Every process has one intra-op thread, and warnings are errors. When this returns or raises,
-    none of them lives. Results travel by pickle, as do `args`; each rank has its own copy.
+    none of them lives. Results travel by pickle, as do `args`; each rank has its own copy. A rank
+    cannot use `multiprocessing` itself.
 
     Args:
         function: Stands in a module, under its name.

@@ -17,7 +17,7 @@ ORDERS = {"mixed": (2, 0, 3, 1), "by host": order_by_host(["a", "b", "a", "b"])}
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
-    torch.uint8, torch.complex64, torch.complex128,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 SHAPES = ((), (0,), (1,), (2,), (3,), (4,), (5,), (23,), (3, 4), (2, 0, 3))
 
@@ -37,7 +37,8 @@ class Case(NamedTuple):
 
     def expected(self, ranks: Sequence[int] | None = None) -> Tensor:
         ranks = range(self.num_ranks) if ranks is None else ranks
-        return sum((self.values(rank) for rank in ranks), self.values(ranks[0]) * 0)
+        each = torch.stack([self.values(rank) for rank in ranks])
+        return each.any(0) if self.dtype is torch.bool else each.sum(0, dtype=self.dtype)
 
 
 KINDS = [Case(number, (7,), dtype) for number in range(1, NUM_RANKS + 1) for dtype in DTYPES]
