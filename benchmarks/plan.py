@@ -125,9 +125,8 @@ def time_rows(models: dict[str, Model], num_workers: int) -> Iterator[Row]:
             num_threads=1,
         )  # fmt: skip
         costs = replace(costs, action_s=measured_action_s())
-        times_s = list(map(sum, zip(costs.forward_s, costs.backward_s, strict=True)))
         for schedule in SCHEDULES:
-            balance = balance_costs(times_s, sizes_of(schedule, num_workers))
+            balance = balance_costs(costs.times_s, sizes_of(schedule, num_workers))
             for checkpoint in ("never", "always"):
                 made = _planned(costs, balance, len(model.x), schedule, checkpoint, num_workers)
                 pipe = _piped(model, balance, schedule, checkpoint, num_workers)

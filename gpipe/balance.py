@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import nn
 
+from gpipe.costs import LayerCosts
 from gpipe.partition import balance_costs
 from gpipe.profiling import profile, profile_memory, profile_meta
 from gpipe.stage.boundary import pack
@@ -19,6 +20,8 @@ __all__ = [
     "balance_by_parameters",
     "balance_by_time",
     "balance_costs",
+    "layer_bytes",
+    "layer_flops",
     "require_balance",
 ]
 
@@ -57,9 +60,7 @@ def balance_by_time(
     """
     _require_enough(num_stages, module)
     share = {"num_threads": max(1, torch.get_num_threads() // num_stages)}
-    costs = profile(module, sample, **share | options)
-    times_s = zip(costs.forward_s, costs.backward_s, strict=True)
-    return balance_costs([sum(both) for both in times_s], num_stages)
+    return balance_costs(profile(module, sample, **share | options).times_s, num_stages)
 
 
 def balance_by_memory(
@@ -90,14 +91,7 @@ def balance_by_memory(
     _require_enough(num_stages, module)
     measure = profile_meta if _has_meta(module, sample) else profile_memory
     costs = measure(module, sample, **options)
-    per_layer = zip(
-        costs.parameter_bytes,
-        costs.buffer_bytes,
-        [(1 + optimizer_copies) * number for number in costs.gradient_bytes],
-        [size.at(costs.rows) for size in costs.memory.saved_sizes],
-        strict=True,
-    )
-    return balance_costs([sum(numbers) for numbers in per_layer], num_stages)
+    return balance_costs(layer_bytes(costs, optimizer_copies), num_stages)
 
 
 def balance_by_flops(
@@ -118,11 +112,29 @@ def balance_by_flops(
         BaseException: What a layer raised, with a note of which one it was.
     """
     _require_enough(num_stages, module)
-    costs = profile_meta(module, sample, **options)
+    flops = layer_flops(profile_meta(module, sample, **options))
+    assert flops is not None, "shapes tell the operations"
+    return balance_costs(flops, num_stages)
+
+
+def layer_bytes(costs: LayerCosts, optimizer_copies: float) -> list[float]:
+    """What each layer needs: parameters, buffers, gradients, optimizer and saved activations."""
+    per_layer = zip(
+        costs.parameter_bytes,
+        costs.buffer_bytes,
+        [(1 + optimizer_copies) * number for number in costs.gradient_bytes],
+        [size.at(costs.rows) for size in costs.memory.saved_sizes],
+        strict=True,
+    )
+    return [sum(numbers) for numbers in per_layer]
+
+
+def layer_flops(costs: LayerCosts) -> list[float] | None:
+    """The operations of each layer for a row, forward and backward; None where not known."""
     forward, backward = costs.forward_flops_per_row, costs.backward_flops_per_row
-    assert forward is not None, "shapes tell the operations"
-    assert backward is not None, "shapes tell the operations"
-    return balance_costs(list(map(sum, zip(forward, backward, strict=True))), num_stages)
+    if forward is None or backward is None:
+        return None
+    return list(map(sum, zip(forward, backward, strict=True)))
 
 
 def require_balance(balance: Sequence[int], num_layers: int) -> list[int]:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from gpipe.balance import (
 )
 from gpipe.errors import PlanError
 from gpipe.models import transformer
+from tests.plan.members import layer_costs
 
 SAMPLE = torch.rand(4, 8)
 
@@ -33,7 +36,7 @@ def test_by_time_counts_forward_and_backward(monkeypatch):
 
     def profile(module, sample, **options):
         seen.update(options, sample=sample)
-        return type("Costs", (), {"forward_s": (1, 1, 1, 3), "backward_s": (1, 2, 3, 9)})
+        return replace(layer_costs(), forward_s=(1, 1, 1, 3), backward_s=(1, 2, 3, 9))
 
     monkeypatch.setattr(balance, "profile", profile)
     module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))

@@ -99,6 +99,11 @@ class LayerCosts:
         return len(self.names)
 
     @property
+    def times_s(self) -> Numbers:
+        """Seconds of a forward and a backward of each layer."""
+        return tuple(map(add, self.forward_s, self.backward_s))
+
+    @property
     def saved_bytes_per_row(self) -> Numbers:
         """What each layer is the first to save of a row: added up, what the whole model saves."""
         return self.memory.saved_bytes_per_row

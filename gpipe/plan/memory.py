@@ -90,49 +90,35 @@ def held_at_peak(schedule: Schedule, costs: StageCosts) -> list[Held]:
     peaks = []
     for stage in range(schedule.num_stages):
         row = schedule.rows[schedule.worker_of(stage)]
-        own = [action for action in row if action.stage == stage and action.peer is None]
-        input_bytes = costs.input_bytes[stage]
-        inside_bytes = max(0.0, costs.held_bytes[stage] - input_bytes)
-        recomputed = schedule.recomputed_in(stage)
-        levels = _levels(own, recomputed, input_bytes, inside_bytes)
-        peaks.append(max(levels, key=sum, default=Held(0, 0)))
+        own = [action for action in row if action.stage == stage]
+        peaks.append(_peak(own, schedule, costs))
     return peaks
-
-
-def _levels(
-    row: Sequence[Action], recomputed: frozenset[int], input_bytes: float, inside_bytes: float
-) -> Iterator[Held]:
-    """What is held in the midst of each action."""
-    num_inputs = num_insides = 0
-    for kind, _, microbatch in row:
-        if kind is Kind.FORWARD:
-            num_inputs += 1
-        if kind is not Kind.BACKWARD:
-            num_insides += 1
-            yield Held(num_inputs * input_bytes, num_insides * inside_bytes)
-        if kind is Kind.FORWARD and microbatch in recomputed:
-            num_insides -= 1  # it drops its graph when it ends
-        if kind is Kind.BACKWARD:
-            num_inputs, num_insides = num_inputs - 1, num_insides - 1
 
 
 def held_by_workers(schedule: Schedule, costs: StageCosts) -> list[float]:
     """What micro-batches hold on each worker at most; its stages need not peak together."""
-    peaks = []
-    for row in schedule.rows:
-        level = peak = 0.0
-        for kind, stage, microbatch in (action for action in row if action.peer is None):
-            input_bytes = costs.input_bytes[stage]
-            inside_bytes = max(0.0, costs.held_bytes[stage] - input_bytes)
-            if kind is Kind.BACKWARD:
-                level -= input_bytes + inside_bytes
-                continue
-            level += inside_bytes + (input_bytes if kind is Kind.FORWARD else 0.0)
-            peak = max(peak, level)
-            if kind is Kind.FORWARD and microbatch in schedule.recomputed_in(stage):
-                level -= inside_bytes  # it drops its graph when it ends
-        peaks.append(peak)
-    return peaks
+    return [sum(_peak(row, schedule, costs)) for row in schedule.rows]
+
+
+def _peak(actions: Sequence[Action], schedule: Schedule, costs: StageCosts) -> Held:
+    return max(_levels(actions, schedule, costs), key=sum, default=Held(0, 0))
+
+
+def _levels(actions: Sequence[Action], schedule: Schedule, costs: StageCosts) -> Iterator[Held]:
+    """What is held in the midst of each action."""
+    inputs_bytes = insides_bytes = 0.0
+    for kind, stage, microbatch in (action for action in actions if action.peer is None):
+        input_bytes = costs.input_bytes[stage]
+        inside_bytes = max(0.0, costs.held_bytes[stage] - input_bytes)
+        if kind is Kind.BACKWARD:
+            inputs_bytes, insides_bytes = inputs_bytes - input_bytes, insides_bytes - inside_bytes
+            continue
+        if kind is Kind.FORWARD:
+            inputs_bytes += input_bytes
+        insides_bytes += inside_bytes
+        yield Held(inputs_bytes, insides_bytes)
+        if kind is Kind.FORWARD and microbatch in schedule.recomputed_in(stage):
+            insides_bytes -= inside_bytes  # it drops its graph when it ends
 
 
 def waiting_bytes(timeline: Timeline, schedule: Schedule, costs: StageCosts) -> list[float]:

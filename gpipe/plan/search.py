@@ -87,7 +87,7 @@ def search(
         PlanError: None fits. The message has what the smallest needs, what there is, and what would
             help.
     """
-    if not sum((*costs.forward_s, *costs.backward_s)):
+    if not sum(costs.times_s):
         raise PlanError(
             "The costs have no times, so no way to run is faster than another. Measure the layers, "
             "or say with plan.flops what a device does."
@@ -166,7 +166,6 @@ def _candidates(
 
 def _balances(costs: LayerCosts, num_stages: int) -> list[tuple[int, ...]]:
     """By time in both ways, and by what layers hold."""
-    times_s = [a + b for a, b in zip(costs.forward_s, costs.backward_s, strict=True)]
     held = [
         parameters + gradients + saved * costs.rows
         for parameters, gradients, saved in zip(
@@ -174,8 +173,8 @@ def _balances(costs: LayerCosts, num_stages: int) -> list[tuple[int, ...]]:
         )
     ]
     found = (
-        balance_costs(times_s, num_stages, "variance"),
-        balance_costs(times_s, num_stages, "bottleneck"),
+        balance_costs(costs.times_s, num_stages, "variance"),
+        balance_costs(costs.times_s, num_stages, "bottleneck"),
         balance_costs(held, num_stages, "bottleneck"),
     )
     return list(dict.fromkeys(map(tuple, found)))

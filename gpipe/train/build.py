@@ -21,7 +21,7 @@ from gpipe.train.mistake import Mistake, Mistakes, RunFileError
 from gpipe.train.optimizer import build_optimizer, resolve_optimizer
 from gpipe.train.sample import Sample, balance_by
 
-__all__ = ["Run", "build", "resolve_all", "sequential", "splits_of"]
+__all__ = ["Run", "build", "num_stages_of", "resolve_all", "sequential", "splits_of"]
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,17 @@ def _pipeline(run: RunConfig, module: nn.Sequential, sample: Sample) -> GPipe:
         raise RunFileError([Mistake(_blame(error, config, module), str(error))]) from error
 
 
+def num_stages_of(config: PipelineConfig) -> int:
+    """How many stages there are to be where no list says so."""
+    return config.stages or len(config.devices or default_devices()) or 1
+
+
 def _balance(run: RunConfig, module: nn.Sequential, sample: Sample) -> int | list[int] | None:
     """The layers of each stage; their number where parameters say the rest."""
     config = run.pipeline
     if not isinstance(config.balance, str):
         return list(config.balance)
-    num_stages = config.stages or len(config.devices or default_devices()) or 1
+    num_stages = num_stages_of(config)
     if config.balance == "parameters" or num_stages == 1:
         return config.stages
     return balance_by(config.balance, num_stages, module, sample, run.optimizer)

@@ -1,16 +1,16 @@
 """`gpipe plan` and `gpipe balance`: a run file's model, planned before it runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from gpipe.balance import balance_costs
+from gpipe.balance import balance_costs, layer_bytes, layer_flops
 from gpipe.costs import LayerCosts
 from gpipe.errors import ConfigError, PlanError, ScheduleError
 from gpipe.pipeline import num_workers_of
@@ -18,7 +18,7 @@ from gpipe.plan import DeviceSpec, Grid, Plan, plan, search
 from gpipe.plan.text import found_text, plan_text
 from gpipe.profiling import link_bytes_per_s, profile, profile_meta
 from gpipe.stage.device import HOST, default_devices, device_of
-from gpipe.train.build import resolve_all, sequential, splits_of
+from gpipe.train.build import num_stages_of, resolve_all, sequential, splits_of
 from gpipe.train.config import RunConfig
 from gpipe.train.factory import Factory
 from gpipe.train.mistake import Mistake, RunFileError
@@ -30,6 +30,7 @@ from gpipe.units import show_bytes
 __all__ = ["balance_text", "best_text", "run_text"]
 
 META = torch.device("meta")
+T = TypeVar("T")
 
 
 class _Subject(NamedTuple):
@@ -135,7 +136,10 @@ def _subject(config: RunConfig, profile_file: Path | None, by: str | None = None
     torch.manual_seed(config.seed)
     if is_counted:
         with _autocast(config):
-            costs = _counted(model_factory, sample)
+            costs = _seen(
+                model_factory,
+                lambda module: profile_meta(module, sample.input, **sample.keywords),
+            )
     else:
         module = sequential(model_factory)
         costs = _measured(module, sample, config)
@@ -195,24 +199,19 @@ def _timed(costs: LayerCosts, flops_per_s: float | None) -> LayerCosts:
     )
 
 
-def _counted(model_factory: Factory, sample: Sample) -> LayerCosts:
-    """From shapes, on the meta device where the model can be made there."""
+def _seen(model_factory: Factory, look: Callable[[nn.Sequential], T]) -> T:
+    """Look at the model on the meta device; where it or the look needs values, at a real one."""
     try:
         with META:
             module = sequential(model_factory)
-        return profile_meta(module, sample.input, **sample.keywords)
-    except Exception:  # noqa: BLE001 - a factory or a layer may need values; then it shows again
-        return profile_meta(sequential(model_factory), sample.input, **sample.keywords)
+        return look(module)
+    except Exception:  # noqa: BLE001 - what is wrong with the model itself shows again
+        return look(sequential(model_factory))
 
 
 def _require_same(costs: LayerCosts, model_factory: Factory) -> None:
     """Refuse the profile of another model."""
-    try:
-        with META:
-            module = sequential(model_factory)
-    except Exception:  # noqa: BLE001 - a factory may need values; then it shows again
-        module = sequential(model_factory)
-    layers = dict(module.named_children())
+    layers = _seen(model_factory, lambda module: dict(module.named_children()))
     weights = [sum(each.nbytes for each in layer.parameters()) for layer in layers.values()]
     if list(costs.names) != list(layers) or list(costs.parameter_bytes) != weights:
         raise ConfigError(
@@ -233,35 +232,31 @@ def _balance(config: RunConfig, costs: LayerCosts) -> Sequence[int]:
     pipeline = config.pipeline
     if not isinstance(pipeline.balance, str):
         return pipeline.balance
-    num_stages = pipeline.stages or len(pipeline.devices or default_devices()) or 1
     return balance_costs(
-        _numbers(costs, pipeline.balance, state_share(config.optimizer)), num_stages
+        _numbers(costs, pipeline.balance, state_share(config.optimizer)), num_stages_of(pipeline)
     )
 
 
 def _numbers(costs: LayerCosts, by: str, optimizer_share: float) -> list[float]:
     """The cost of each layer in one respect."""
     if by == "time":
-        if not sum((*costs.forward_s, *costs.backward_s)):
+        if not sum(costs.times_s):
             raise ConfigError(
                 "The profile was counted and has no times. Say with plan.flops what a device does, "
                 "or measure into another file."
             )
-        return list(map(sum, zip(costs.forward_s, costs.backward_s, strict=True)))
+        return list(costs.times_s)
     if by == "flops":
-        forward, backward = costs.forward_flops_per_row, costs.backward_flops_per_row
-        if forward is None or backward is None:
+        flops = layer_flops(costs)
+        if flops is None:
             raise ConfigError(
                 "The layers were measured, and their floating-point operations are not known. "
                 "Set plan.flops, so that they are counted, or balance by time."
             )
-        return list(map(sum, zip(forward, backward, strict=True)))
-    weights = list(map(sum, zip(costs.parameter_bytes, costs.buffer_bytes, strict=True)))
+        return flops
     if by == "parameters":
-        return weights
-    held = [size.at(costs.rows) for size in costs.memory.saved_sizes]
-    trained = [(1 + optimizer_share) * number for number in costs.gradient_bytes]
-    return list(map(sum, zip(weights, trained, held, strict=True)))
+        return list(map(sum, zip(costs.parameter_bytes, costs.buffer_bytes, strict=True)))
+    return layer_bytes(costs, optimizer_share)
 
 
 def _device(config: RunConfig) -> DeviceSpec:
