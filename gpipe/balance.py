@@ -1,5 +1,6 @@
 """How many layers each stage gets."""
 
+import warnings
 from collections.abc import Sequence
 from itertools import chain
 from operator import index
@@ -8,9 +9,10 @@ from typing import Any, SupportsIndex
 import torch
 from torch import nn
 
+from gpipe.arguments import require_count
 from gpipe.costs import LayerCosts
 from gpipe.partition import balance_costs
-from gpipe.profiling import profile, profile_memory, profile_meta
+from gpipe.profiling import WorkspaceWarning, profile, profile_memory, profile_meta
 from gpipe.stage.boundary import pack
 from gpipe.stage.sequential import require_sequential
 
@@ -41,7 +43,12 @@ def balance_by_parameters(num_stages: int, module: nn.Sequential) -> list[int]:
 
 
 def balance_by_time(
-    num_stages: int, module: nn.Sequential, sample: Any, **options: Any
+    num_stages: int,
+    module: nn.Sequential,
+    sample: Any,
+    *,
+    num_workers: int | None = None,
+    **options: Any,
 ) -> list[int]:
     """Balance the measured seconds of forward and backward.
 
@@ -49,8 +56,9 @@ def balance_by_time(
         num_stages: How many stages there are to be, at most one per layer.
         module: The model; it is run, and nothing in it is changed.
         sample: Its input, best as many rows as a micro-batch will have.
+        num_workers: How many workers share the stages; None: each stage has its own.
         options: Keywords of `gpipe.profiling.profile`, such as `time_budget_s`. On the CPU a layer
-            has a stage's share of the threads, unless `num_threads` says otherwise.
+            has a worker's share of the threads, unless `num_threads` says otherwise.
 
     Raises:
         PlanError: There are fewer layers than stages.
@@ -59,7 +67,8 @@ def balance_by_time(
         BaseException: What a layer raised, with a note of which one it was.
     """
     _require_enough(num_stages, module)
-    share = {"num_threads": max(1, torch.get_num_threads() // num_stages)}
+    workers = num_stages if num_workers is None else require_count("num_workers", num_workers)
+    share = {"num_threads": max(1, torch.get_num_threads() // workers)}
     return balance_costs(profile(module, sample, **share | options).times_s, num_stages)
 
 
@@ -112,16 +121,22 @@ def balance_by_flops(
         BaseException: What a layer raised, with a note of which one it was.
     """
     _require_enough(num_stages, module)
-    flops = layer_flops(profile_meta(module, sample, **options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkspaceWarning)  # memory is not asked for
+        flops = layer_flops(profile_meta(module, sample, **options))
     assert flops is not None, "shapes tell the operations"
     return balance_costs(flops, num_stages)
 
 
 def layer_bytes(costs: LayerCosts, optimizer_copies: float) -> list[float]:
-    """What each layer needs: parameters, buffers, gradients, optimizer and saved activations."""
+    """What each layer needs: parameters, buffers, gradients, optimizer and saved activations.
+
+    Copies of parameters that autocast keeps are among them.
+    """
     per_layer = zip(
         costs.parameter_bytes,
         costs.buffer_bytes,
+        costs.cast_bytes,
         [(1 + optimizer_copies) * number for number in costs.gradient_bytes],
         [size.at(costs.rows) for size in costs.memory.saved_sizes],
         strict=True,

@@ -11,6 +11,7 @@ from gpipe.balance import (
     balance_by_parameters,
     balance_by_time,
     balance_costs,
+    layer_bytes,
 )
 from gpipe.errors import PlanError
 from gpipe.models import transformer
@@ -45,6 +46,23 @@ def test_by_time_counts_forward_and_backward(monkeypatch):
     assert seen == {"time_budget_s": 3.0, "sample": SAMPLE, "num_threads": max(1, threads // 2)}
     balance_by_time(2, module, SAMPLE, num_threads=5)
     assert seen["num_threads"] == 5
+
+
+def test_by_time_shares_the_threads_between_workers(monkeypatch):
+    seen = []
+
+    def profile(module, sample, **options):
+        seen.append(options["num_threads"])
+        return layer_costs()
+
+    monkeypatch.setattr(balance, "profile", profile)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    balance_by_time(4, module, SAMPLE, num_workers=2)
+    balance_by_time(4, module, SAMPLE)
+    assert seen == [4, 2]
+    with pytest.raises(ValueError, match="`num_workers` is 0"):
+        balance_by_time(4, module, SAMPLE, num_workers=0)
 
 
 def test_by_time_measures():
@@ -126,3 +144,17 @@ def test_refuses_before_measuring(by):
         by(0, module, SAMPLE)
     with pytest.raises(TypeError, match=r"not an nn\.Sequential"):
         by(1, Untouched(), SAMPLE)
+
+
+def test_by_memory_counts_the_copies_of_autocast():
+    costs = replace(layer_costs(parameter_bytes=[100.0] * 4), cast_bytes=(50, 0, 0, 0))
+    assert layer_bytes(costs, 2.0) == [450 + 20, 400 + 20, 400 + 20, 400 + 20]
+
+
+def test_by_flops_does_not_mind_a_workspace():
+    class First(nn.LSTM):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input)[0]
+
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), First(8, 8))
+    assert balance_by_flops(2, module, torch.rand(4, 3, 8), device="cpu") == [2, 1]

@@ -3,7 +3,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from gpipe.costs import BoundaryTensor, LayerCosts, LayerMemory, Size, Skip
+from gpipe.costs import BoundaryTensor, LayerCosts, LayerMemory, SharedParameter, Size, Skip
 from gpipe.costs.size import line_through
 from gpipe.errors import ConfigError
 
@@ -118,6 +118,8 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
         memory=replace(costs.memory, skips=skips),
         forward_flops_per_row=[1, 2, 3, 4],
         is_proportional=[True, False, True, False],
+        cast_bytes=[5, 10, 0, 20],
+        shared=[SharedParameter((0, 3), 8, 0)],
     )
     costs.save(tmp_path / "costs.json")
     loaded = LayerCosts.load(tmp_path / "costs.json")
@@ -125,6 +127,17 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     assert loaded.stage_costs([2, 2], 3) == costs.stage_costs([2, 2], 3)
     four_layers().save(str(tmp_path / "costs.json"))
     assert LayerCosts.load(str(tmp_path / "costs.json")) == four_layers()
+
+
+def test_a_file_of_an_earlier_gpipe_has_neither_casts_nor_ties(tmp_path):
+    path = changed(tmp_path, lambda content: [content["costs"].pop(n) for n in LATER])
+    loaded = LayerCosts.load(path)
+    assert loaded == four_layers()
+    assert loaded.cast_bytes == (0, 0, 0, 0)
+    assert loaded.shared == ()
+
+
+LATER = ("cast_bytes", "shared")
 
 
 def changed(tmp_path, change) -> str:
@@ -167,6 +180,18 @@ def put_in_memory(name, value):
         (put("rows", 0), "`rows` is 0"),
         (put("names", []), "`num_layers` is 0"),
         (put("is_proportional", [True]), "`is_proportional` is of 1 layers, and there are 4"),
+        (put("cast_bytes", [1]), "`cast_bytes` has 1 numbers for 4 layers"),
+        (put("shared", 3), "not iterable"),
+        (put("shared", [[[0, 1]]]), "missing 2 required positional"),
+        (put("shared", [[[0, 4], 1, 1]]), r"`shared\[0\]` is of layers \[0, 4\], and there are 4"),
+        (put("shared", [[[1, 0], 1, 1]]), r"`shared\[0\]` is of layers \[1, 0\]"),
+        (put("shared", [[[1], 1, 1]]), r"`shared\[0\]` is of layers \[1\]"),
+        (put("shared", [[[0, 1], -1, 0]]), r"`shared\[0\].parameter_bytes` is -1"),
+        (
+            put("shared", [[[0, 1], 30, 0]]),
+            r"Layer 0 shares 30 bytes, and `parameter_bytes\[0\]` is 10",
+        ),
+        (put("shared", [[[0, 1], 5, 5]]), r"shares 5 bytes, and `gradient_bytes\[0\]` is 0"),
         (put("memory", 3), "must be a mapping"),
         (put_in_memory("storages", [[0, 1]]), r"Storages \[1, 2, 3, 4, 5\] are named, and there"),
         (put_in_memory("storages", [[0, -1]] * 6), "`bytes_per_row` is -1"),

@@ -11,6 +11,7 @@ from gpipe.arguments import require_count
 from gpipe.costs.file import read_costs, refused, write_costs
 from gpipe.costs.layer_memory import LayerMemory
 from gpipe.costs.number import Numbers, require_number, require_numbers
+from gpipe.costs.shared import SharedParameter, require_parts, shared_parameter
 from gpipe.costs.stage_costs import StageCosts
 
 __all__ = ["LayerCosts"]
@@ -23,8 +24,10 @@ PER_LAYER = (
     "parameter_bytes",
     "buffer_bytes",
     "gradient_bytes",
+    "cast_bytes",
 )
 MAY_BE_UNKNOWN = ("forward_flops_per_row", "backward_flops_per_row")
+ADDED_LATER = {"cast_bytes", "shared"}  # files of an earlier gpipe lack them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ class LayerCosts:
         parameter_bytes: Of the parameters; one that several layers share is counted by each.
         buffer_bytes: Of the buffers.
         gradient_bytes: Of the gradients, those of trainable parameters.
+        cast_bytes: Of the copies of parameters that autocast has cast and keeps for a mini-batch.
+        shared: The parameters that several layers have.
         forward_flops_per_row: Floating-point operations of a forward; None: not known.
         backward_flops_per_row: Those of a backward; None: not known.
         action_s: Seconds that an action of a stage takes besides its layers.
@@ -73,6 +78,8 @@ class LayerCosts:
     parameter_bytes: Numbers = ()
     buffer_bytes: Numbers = ()
     gradient_bytes: Numbers = ()
+    cast_bytes: Numbers = ()
+    shared: tuple[SharedParameter, ...] = ()
     forward_flops_per_row: Numbers | None = None
     backward_flops_per_row: Numbers | None = None
     action_s: float = 0.0
@@ -89,7 +96,9 @@ class LayerCosts:
         for name in MAY_BE_UNKNOWN:
             numbers = getattr(self, name)
             self._set(name, None if numbers is None else tuple(numbers))
+        self._set("shared", tuple(shared_parameter(*each) for each in self.shared))
         self._require_numbers()
+        require_parts(self.shared, self.parameter_bytes, self.gradient_bytes)
         self._require_parts("forward")
         self._require_parts("backward")
 
@@ -168,7 +177,7 @@ class LayerCosts:
             OSError: It cannot be read.
         """
         content = read_costs(path)
-        missing = {field.name for field in fields(cls)} - content.keys()
+        missing = {field.name for field in fields(cls)} - content.keys() - ADDED_LATER
         if missing:
             raise refused(path, f"lacks {sorted(missing)}")
         try:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from gpipe.costs import LayerCosts, StageCosts
+from gpipe.costs import LayerCosts, SharedParameter, StageCosts
 from gpipe.schedule import Action, Kind, Schedule
 from gpipe.timeline import Timeline
 
@@ -22,7 +22,7 @@ class StageMemory(NamedTuple):
     """The bytes that a stage needs at its peak, by what they are for.
 
     Attributes:
-        weights_bytes: Parameters and buffers.
+        weights_bytes: Parameters, the copies of them that autocast has cast, and buffers.
         gradients_bytes: Of the trainable parameters; twice where gradients of several mini-batches
             are added up, since each mini-batch gathers its own first.
         optimizer_bytes: The state of the optimizer.
@@ -73,16 +73,58 @@ def state_of(
     optimizer_bytes_per_gradient_byte: float,
     *,
     accumulates: bool,
+    workers: Sequence[int] | None = None,
 ) -> list[_State]:
-    """What is there in each stage as long as the model is trained."""
+    """What is there in each stage as long as the model is trained.
+
+    A parameter that several layers share lives with the first of them, and so does the state of the
+    optimizer; any other device has one copy. Each layer gathers a gradient of its own.
+
+    Args:
+        costs: Of the layers.
+        balance: Layers of each stage.
+        optimizer_bytes_per_gradient_byte: How large the state of the optimizer is.
+        accumulates: Whether gradients of several mini-batches are added up.
+        workers: That of each stage; None: one has all, which never takes more than several.
+    """
     stages = [range(*ends) for ends in pairwise(accumulate(balance, initial=0))]
+    surplus = _surplus(costs.shared, stages, [0] * len(stages) if workers is None else workers)
     states = []
-    for stage in stages:
-        weights = sum(costs.parameter_bytes[i] + costs.buffer_bytes[i] for i in stage)
-        trained = sum(costs.gradient_bytes[i] for i in stage)
-        gradients = trained * (2 if accumulates else 1)
+    for stage, more in zip(stages, surplus, strict=True):
+        weights = sum(_weights_bytes(costs, layer) for layer in stage) - more.weights_bytes
+        gathered = sum(costs.gradient_bytes[layer] for layer in stage)
+        trained = gathered - more.trained_bytes
+        gradients = gathered + (trained if accumulates else 0)
         states.append(_State(weights, gradients, trained * optimizer_bytes_per_gradient_byte))
     return states
+
+
+def _weights_bytes(costs: LayerCosts, layer: int) -> float:
+    return costs.parameter_bytes[layer] + costs.buffer_bytes[layer] + costs.cast_bytes[layer]
+
+
+class _Surplus(NamedTuple):
+    """What the layers of a stage count, and the stage does not have."""
+
+    weights_bytes: float = 0.0
+    trained_bytes: float = 0.0
+
+
+def _surplus(
+    shared: Sequence[SharedParameter], stages: Sequence[range], workers: Sequence[int]
+) -> list[_Surplus]:
+    surplus = [_Surplus() for _ in stages]
+    for each in shared:
+        having: set[int] = set()  # the workers that have it already; the first is its own
+        for index, (stage, worker) in enumerate(zip(stages, workers, strict=True)):
+            number = sum(layer in stage for layer in each.layers)
+            if number:
+                weights_bytes, trained_bytes = surplus[index]
+                weights_bytes += (number - (worker not in having)) * each.parameter_bytes
+                trained_bytes += (number - (not having)) * each.gradient_bytes
+                surplus[index] = _Surplus(weights_bytes, trained_bytes)
+                having.add(worker)
+    return surplus
 
 
 def held_at_peak(schedule: Schedule, costs: StageCosts) -> list[Held]:

@@ -181,7 +181,13 @@ def outline(
     order = add_recompute(order, checkpoint)
     specs = spread(devices, order.num_workers)
     stage_costs = _stage_costs(costs, balance, -(-rows // num_microbatches), order, specs)
-    states = state_of(costs, balance, optimizer_bytes_per_gradient_byte, accumulates=accumulates)
+    states = state_of(
+        costs,
+        balance,
+        optimizer_bytes_per_gradient_byte,
+        accumulates=accumulates,
+        workers=[order.worker_of(stage) for stage in range(order.num_stages)],
+    )
     held = held_at_peak(order, stage_costs)
     return Outline(
         balance=tuple(balance),

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from gpipe.profiling.copying import own_copy
+from gpipe.profiling.graph import has_reentrant_checkpoint
 from gpipe.stage.boundary import Boundary, pack, unpack
 from gpipe.stage.joint import join_skips, part_skips
 from gpipe.stage.skip import SkipStore, using
@@ -21,8 +23,8 @@ Call = Callable[[Any], Any]
 class Attempt:
     """A forward and a backward of one layer, both with what comes before them already done.
 
-    Gradients go into `totals`, which several attempts may share, as those of micro-batches add up;
-    no `.grad` is touched.
+    Gradients go into `totals`, which several attempts may share, as those of micro-batches add up.
+    Those of a reentrant checkpoint go into `.grad` instead, where such a one has to put them.
 
     Args:
         call: The layer.
@@ -44,12 +46,13 @@ class Attempt:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._totals = {} if totals is None else totals
         # Copies, since a layer may write into its input, and must not write into a leaf.
-        self.inputs = [tensor.clone() for tensor in leaves.tensors]
+        self.inputs = [own_copy(tensor) for tensor in leaves.tensors]
         boundary, skips = part_skips(Boundary(self.inputs, leaves.structure))
         self._value = unpack(boundary)
         self._store = SkipStore({key: unpack(skip) for key, skip in skips.items()})
         self._roots: list[Tensor] = []
         self._seeds: list[Tensor] = []
+        self._reaches_all = False
 
     def forward(self) -> None:
         """Run the layer."""
@@ -64,15 +67,22 @@ class Attempt:
     def prepare_backward(self) -> None:
         """Make the gradients that enter the backward, as the next layer would send them."""
         self._roots = [tensor for tensor in self.outputs().tensors if tensor.requires_grad]
-        self._seeds = [torch.ones_like(tensor) for tensor in self._roots]
+        self._seeds = [_like(tensor) for tensor in self._roots]
+        self._reaches_all = has_reentrant_checkpoint(self._roots)
 
     def backward(self) -> None:
         """Differentiate, where there is something to be differentiated."""
-        wanted = [*self._leaves, *self._parameters]
-        if not (self._roots and wanted):
+        if not (self._roots and (self._leaves or self._parameters)):
             return
         with _without_autocast(self._roots[0].device.type):
-            gradients = torch.autograd.grad(self._roots, wanted, self._seeds, allow_unused=True)
+            if self._reaches_all:
+                torch.autograd.backward(self._roots, self._seeds)
+            else:
+                self._differentiate()
+
+    def _differentiate(self) -> None:
+        wanted = [*self._leaves, *self._parameters]
+        gradients = torch.autograd.grad(self._roots, wanted, self._seeds, allow_unused=True)
         for position, gradient in enumerate(gradients[len(self._leaves) :]):
             if gradient is not None and gradient.layout == torch.strided:
                 self._add(position, gradient)
@@ -82,6 +92,12 @@ class Attempt:
             self._totals[position].add_(gradient)
         else:
             self._totals[position] = gradient.clone()  # it may be expanded
+
+
+def _like(tensor: Tensor) -> Tensor:
+    # There are no ones of a sparse layout, and any values do.
+    is_dense = tensor.layout == torch.strided
+    return torch.ones_like(tensor) if is_dense else tensor.detach().clone()
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[object]:

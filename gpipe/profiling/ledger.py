@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from torch import Tensor
-
 from gpipe.costs import BoundaryTensor, LayerMemory, Size, Skip
 from gpipe.costs.size import line_through
+from gpipe.profiling.observation import parts_of
 from gpipe.profiling.trace import Trace
 from gpipe.stage.boundary import Boundary
 from gpipe.stage.joint import part_skips
@@ -31,8 +30,8 @@ class Ledger:
         self._written: list[tuple[int, ...]] = []
         self._waiting: dict[SkipKey, tuple[int, Tensors]] = {}
         self._skips: list[Skip] = []
-        columns = zip(*(sample.tensors for sample in samples), strict=True)
-        self._boundaries = [tuple(self._received(*pair) for pair in map(_bytes_of, columns))]
+        columns = zip(*map(_bytes_of, samples), strict=True)
+        self._boundaries = [tuple(self._received(*pair) for pair in columns)]
 
     def same(self, pops: Sequence[SkipKey]) -> list[int | None]:
         """For each input of the next layer the first one in its storage; None: no activation.
@@ -98,10 +97,10 @@ class Ledger:
     def _put(self, tensors: Sequence[BoundaryTensor], outputs: Boundary) -> None:
         """Sort what passes to the next layer from what jumps."""
         boundary, stashed = part_skips(outputs)
-        end = len(boundary.tensors)
+        end = len(parts_of(boundary.tensors))
         self._boundaries.append(tuple(tensors[:end]))
         for key, skip in stashed.items():
-            start, end = end, end + len(skip.tensors)
+            start, end = end, end + len(parts_of(skip.tensors))
             self._waiting[key] = len(self._saved) - 1, tuple(tensors[start:end])
 
     def _received(self, full_bytes: float, fewer_bytes: float) -> BoundaryTensor:
@@ -112,9 +111,8 @@ class Ledger:
         return Size(*line_through(full_bytes, fewer_bytes, *self._rows))
 
 
-def _bytes_of(tensors: Sequence[Tensor]) -> tuple[int, int]:
-    full, fewer = tensors
-    return full.nbytes, fewer.nbytes
+def _bytes_of(boundary: Boundary) -> list[int]:
+    return [part.nbytes for part in parts_of(boundary.tensors)]
 
 
 def _known(numbers: Iterable[int | None]) -> list[int]:

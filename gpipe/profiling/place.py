@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
+from gpipe.profiling.copying import copied_to
 from gpipe.profiling.stand_in import Copier
 from gpipe.stage.device import HOST, Device, default_devices, device_of
 from gpipe.stage.placement import require_devices
@@ -26,11 +26,7 @@ def place_of(device: torch.device | str | None) -> Device:
 
 def moving_to(device: Device) -> Copier:
     """Makes copies on a device, without a graph."""
-
-    def moved(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(device.torch_device, copy=True)
-
-    return moved
+    return lambda tensor: copied_to(tensor, device.torch_device)
 
 
 @contextmanager

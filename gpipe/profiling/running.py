@@ -36,7 +36,9 @@ def profile(
 
     Layer after layer is run on what the one before gave, in the mode, training or not, that it is
     in. It computes with copies of its parameters and buffers, so that nothing changes: weights,
-    buffers, `.grad`, training flags, generators. Forward hooks of modules run as always.
+    buffers, `.grad`, training flags, generators; the same holds for the modules of a loss. Forward
+    hooks of modules run as always. Nobody sees what a layer changes elsewhere: elements of other
+    tensors, objects that hang on it and hold something in turn, global names, files.
 
     Each layer is warmed up before it is timed; the times are medians of repeats. A sample of at
     least 4 rows is measured with half of them, too, which tells what grows with the rows.
@@ -70,10 +72,11 @@ def profile(
     with undisturbed(place, require_count("num_threads", threads)), computing_on(place):
         layer_bytes = _layer_bytes(module) if place.torch_device == HOST else []
         timing = Timing(len(module), subject.rows, place, time_budget_s, layer_bytes)
-        visit = visitor(moving_to(place), timing.measure)
-        memory, times = walk(subject, moving_to(place), visit, progress)
-    columns = zip(LayerTimes._fields, zip(*times, strict=True), strict=True)
-    return costs_of(subject, memory, place.torch_device, num_threads=threads, **dict(columns))
+        moved = moving_to(place)
+        visit = visitor(place.torch_device.type, moved, timing.measure)
+        seen = walk(subject, moved, visit, progress)
+    columns = zip(LayerTimes._fields, zip(*seen.found, strict=True), strict=True)
+    return costs_of(subject, seen, place.torch_device, num_threads=threads, **dict(columns))
 
 
 def profile_memory(
@@ -103,9 +106,10 @@ def profile_memory(
     subject.require_values()
     place = place_of(device)
     with undisturbed(place), computing_on(place):
-        visit = visitor(moving_to(place), _nothing)
-        memory, _ = walk(subject, moving_to(place), visit, progress)
-    return costs_of(subject, memory, place.torch_device)
+        moved = moving_to(place)
+        visit = visitor(place.torch_device.type, moved, _nothing)
+        seen = walk(subject, moved, visit, progress)
+    return costs_of(subject, seen, place.torch_device)
 
 
 def _layer_bytes(module: nn.Sequential) -> list[int]:

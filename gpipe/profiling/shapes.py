@@ -1,21 +1,20 @@
 """Finds a model's sizes and operations from shapes alone."""
 
-from collections.abc import Callable, Hashable, Sequence
+import warnings
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.nn import Parameter
 
 from gpipe.costs import LayerCosts
+from gpipe.profiling.flops import WorkspaceWarning, counted
 from gpipe.profiling.likeness import likeness
 from gpipe.profiling.place import place_of
 from gpipe.profiling.result import costs_of
+from gpipe.profiling.stand_in import attributes_of
 from gpipe.profiling.subject import LossFunction, Subject
 from gpipe.profiling.undisturbed import undisturbed
 from gpipe.profiling.walk import Place, Trial, Visit, Visitor, visitor, walk
@@ -23,34 +22,13 @@ from gpipe.stage.microbatch import Split
 
 __all__ = ["profile_meta"]
 
-Shape = torch.Size
 
-
-def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    flops: int = sdpa_flop_count(query, key, value)  # type: ignore[no-untyped-call]
-    return flops
-
-
-def _attention_backward(
-    gradient: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object
-) -> int:
-    shapes = gradient, query, key, value
-    flops: int = sdpa_backward_flop_count(*shapes)  # type: ignore[no-untyped-call]
-    return flops
-
-
-# The counter knows the fused attention of accelerators, not that of the CPU.
-_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
-
-
-class Flops(NamedTuple):
+class _Flops(NamedTuple):
     """Floating-point operations of one layer."""
 
     forward: int
     backward: int
+    has_workspace: bool
 
 
 def profile_meta(
@@ -70,8 +48,9 @@ def profile_meta(
     less where a device has one kernel for it. Layers of torch and gpipe that are equal and get
     equal shapes are looked at once.
 
-    A layer that looks at values cannot be profiled so. Workspaces that an operation saves for its
-    own backward, such as those of an LSTM on the CPU, are not seen.
+    A layer that looks at values cannot be profiled so. Of a sparse tensor no element is seen.
+    Workspaces that a kernel saves for its own backward, such as that of an LSTM, are not seen
+    either: where there is one, a `WorkspaceWarning` says so.
 
     Args:
         module: The model.
@@ -98,40 +77,66 @@ def profile_meta(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place.torch_device
         )
 
-    with undisturbed(place), FakeTensorMode(allow_non_fake_inputs=True):
-        memory, flops = walk(subject, faked, _once(visitor(faked, _flops)), progress)
+    with undisturbed(place), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        visit = visitor(place.torch_device.type, faked, _flops)
+        seen = walk(subject, faked, _once(_remembering(mode, visit)), progress)
+    _warn_of_workspaces(subject, seen.found)
     return costs_of(
         subject,
-        memory,
+        seen,
         place.torch_device,
-        forward_flops_per_row=tuple(each.forward / subject.rows[0] for each in flops),
-        backward_flops_per_row=tuple(each.backward / subject.rows[0] for each in flops),
+        forward_flops_per_row=tuple(each.forward / subject.rows[0] for each in seen.found),
+        backward_flops_per_row=tuple(each.backward / subject.rows[0] for each in seen.found),
     )
 
 
-def _flops(trials: Sequence[Trial]) -> Flops:
+def _flops(trials: Sequence[Trial]) -> _Flops:
     full, _ = trials
-    forward = _counted(full().forward)
+    forward = counted(full().forward)
     # The counter watches modules while it counts. Where one of them is given a parameter, as in a
     # parametrization, what it leaves there forbids the backward.
     attempt = full()
     attempt.forward()
     attempt.prepare_backward()
-    return Flops(forward, _counted(attempt.backward))
+    return _Flops(forward.flops, counted(attempt.backward).flops, forward.has_workspace)
 
 
-def _counted(action: Callable[[], None]) -> int:
-    with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
-        action()
-    flops: int = counter.get_total_flops()
-    return flops
+def _warn_of_workspaces(subject: Subject, found: Sequence[_Flops]) -> None:
+    hidden = [subject.describe(index) for index, each in enumerate(found) if each.has_workspace]
+    if hidden:
+        warnings.warn(
+            f"In {', '.join(hidden)} a kernel saves a workspace for its backward, whose size "
+            "shapes do not tell: more memory is needed than is counted. Use profile_memory, which "
+            "measures it.",
+            WorkspaceWarning,
+            stacklevel=3,
+        )
 
 
-def _once(visit: Visitor[Flops]) -> Visitor[Flops]:
+def _remembering(mode: FakeTensorMode, visit: Visitor[_Flops]) -> Visitor[_Flops]:
+    """Visits while each tensor that merely hangs on a layer has one image, whose views are views.
+
+    The mode would make a new image at each use, and a view of it would look like an activation.
+    """
+
+    def visit_remembering(place: Place) -> Visit[_Flops]:
+        images = [
+            mode.from_tensor(value)
+            for value in attributes_of(place.modules)
+            if isinstance(value, Tensor) and not isinstance(value, Parameter)
+        ]
+        seen = visit(place)
+        del images  # they had to live until now
+        return seen
+
+    return visit_remembering
+
+
+def _once(visit: Visitor[_Flops]) -> Visitor[_Flops]:
     """Visits a layer only if none that is known to be like it was visited."""
-    known: dict[Hashable, Visit[Flops]] = {}
+    known: dict[Hashable, Visit[_Flops]] = {}
 
-    def visit_once(place: Place) -> Visit[Flops]:
+    def visit_once(place: Place) -> Visit[_Flops]:
         key = likeness(place)
         if key is None:
             return visit(place)

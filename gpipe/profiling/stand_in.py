@@ -1,15 +1,17 @@
-"""Lets a layer compute with copies, and puts everything back."""
+"""Lets layers compute with copies, and puts everything back."""
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-__all__ = ["Copier", "standing_in"]
+from gpipe.profiling.generators import restorers
+
+__all__ = ["Copier", "attributes_of", "standing_in"]
 
 Copier = Callable[[Tensor], Tensor]
 """Makes a tensor that can be used in place of another: without a graph, where it is measured."""
@@ -18,25 +20,25 @@ _CONTAINERS = (dict, OrderedDict, list)
 
 
 @contextmanager
-def standing_in(layer: nn.Module, copied: Copier) -> Iterator[list[Parameter]]:
-    """Let a layer compute with copies of its parameters and buffers.
+def standing_in(layers: Sequence[nn.Module], copied: Copier) -> Iterator[list[Parameter]]:
+    """Let layers compute with copies of their parameters and buffers.
 
-    What the layer does to them, to training flags and to other attributes is forgotten afterwards:
-    the user's own tensors are not even there meanwhile. It need not be moved to be measured.
+    What they do to them, to training flags, to other attributes and to generators of their own is
+    forgotten afterwards: the user's own tensors are not even there meanwhile. They need not be
+    moved to be measured.
 
     Args:
-        layer: The layer.
+        layers: A layer, and whatever is behind it.
         copied: Makes the copies.
 
     Yields:
         The copies of parameters, each once.
     """
-    modules = list(layer.modules())
+    modules = _modules(layers)
+    containers = _containers(modules)
     attributes = [vars(module) for module in modules]
-    containers = [
-        value for each in attributes for value in list(each.values()) if type(value) in _CONTAINERS
-    ]
     before = [(container, copy.copy(container)) for container in (*containers, *attributes)]
+    rewinds = restorers(attributes_of(layers))
     try:
         stand_ins = _StandIns(copied)
         for container in containers:
@@ -47,6 +49,29 @@ def standing_in(layer: nn.Module, copied: Copier) -> Iterator[list[Parameter]]:
     finally:
         for container, content in before:
             _restore(container, content)
+        for rewind in rewinds:
+            rewind()
+
+
+def attributes_of(layers: Sequence[nn.Module]) -> list[Any]:
+    """All that hangs on modules, in lists and dicts, too."""
+    modules = _modules(layers)
+    attributes = [value for module in modules for value in vars(module).values()]
+    items = [list(_entries(container)) for container in _containers(modules)]
+    return [*attributes, *(item for each in items for _, item in each)]
+
+
+def _modules(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    return list(dict.fromkeys(module for layer in layers for module in layer.modules()))
+
+
+def _containers(modules: Sequence[nn.Module]) -> list[Any]:
+    attributes = [value for module in modules for value in vars(module).values()]
+    return [value for value in attributes if type(value) in _CONTAINERS]
+
+
+def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
+    yield from container.items() if isinstance(container, dict) else enumerate(container)
 
 
 class _StandIns:
@@ -58,8 +83,7 @@ class _StandIns:
 
     def replace(self, container: Any) -> None:
         """Put copies in the places of parameters, as in an LSTM's list of weights."""
-        entries = container.items() if isinstance(container, dict) else enumerate(container)
-        for key, item in list(entries):
+        for key, item in list(_entries(container)):
             if isinstance(item, Parameter):
                 container[key] = self._copy(item)
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from gpipe.profiling.attempt import Call
+from gpipe.profiling.reach import modules_in
 from gpipe.stage.boundary import Boundary, unpack
 from gpipe.stage.joint import join_skips, part_skips
 from gpipe.stage.microbatch import Batch, Split, num_rows
@@ -51,6 +53,8 @@ class Subject:
         self._batch = Batch.of("sample", sample, split)
         self._target = Batch.of("target", target, split if isinstance(split, int) else 0)
         self._loss_fn = loss_fn
+        own = set(module.modules())
+        self._of_loss = [part for each in modules_in(loss_fn) for part in _apart(each, own)]
         self.names = [name for name, _ in module.named_children()]
         self.layers = list(module.children())
         self.pops: list[list[SkipKey]] = [[] for _ in self.layers]
@@ -80,6 +84,11 @@ class Subject:
             return [layer for _ in lanes]
         return [partial(_with_loss, layer, loss_fn, lane.target) for lane in lanes]
 
+    def modules(self, index: int) -> list[nn.Module]:
+        """What computes there: the layer, the last one with the modules of the loss."""
+        is_last = index == len(self.layers) - 1
+        return [self.layers[index], *(self._of_loss if is_last else ())]
+
     def describe(self, index: int) -> str:
         """A layer in words."""
         kind = type(self.layers[index]).__name__
@@ -99,6 +108,12 @@ class Subject:
                     f"{what} tensors on the meta device, which have no values to compute with. "
                     "Use profile_meta, which needs none."
                 )
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Those of the layers and of the loss."""
+        owners = [*self.layers, *self._of_loss]
+        return [parameter for owner in owners for parameter in owner.parameters()]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,6 +152,14 @@ class Lane:
 def _moved(moved: Callable[[Tensor], Tensor], boundary: Boundary) -> Boundary:
     tensors = [moved(tensor).requires_grad_(tensor.requires_grad) for tensor in boundary.tensors]
     return Boundary(tensors, boundary.structure)
+
+
+def _apart(module: nn.Module, own: set[nn.Module]) -> list[nn.Module]:
+    """The module, or those parts of it that have nothing of the model."""
+    if own.isdisjoint(module.modules()):
+        return [module]
+    parts = (child for child in module.children() if child not in own)
+    return [part for child in parts for part in _apart(child, own)]
 
 
 def _tensors_of(layer: nn.Module) -> list[Tensor]:

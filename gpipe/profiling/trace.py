@@ -57,7 +57,7 @@ def traces(observations: Sequence[Observation], same: Sequence[int | None]) -> t
 
 
 def _keys(observation: Observation) -> set[int]:
-    return {mark.key for mark in (*observation.saved, *observation.outputs) if mark is not None}
+    return {mark.key for mark in (*observation.saved, *observation.outputs)}
 
 
 class _Numbers:
@@ -71,8 +71,7 @@ class _Numbers:
         self._numbers: dict[int, int | None] = dict.fromkeys(constants)
         self._made_bytes: list[int] = []
         for mark, number in zip(observation.inputs, same, strict=True):
-            if mark is not None:
-                self._numbers[mark.key] = number
+            self._numbers[mark.key] = number
 
     def trace(self) -> Trace:
         """All in numbers."""
@@ -87,9 +86,7 @@ class _Numbers:
             tuple(self._observation.output_bytes),
         )
 
-    def _number(self, mark: StorageMark | None) -> int | None:
-        if mark is None:
-            return None
+    def _number(self, mark: StorageMark) -> int | None:
         if mark.key not in self._numbers:
             self._numbers[mark.key] = len(self._same) + len(self._made_bytes)
             self._made_bytes.append(mark.num_bytes)

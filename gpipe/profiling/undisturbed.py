@@ -1,15 +1,16 @@
 """Keeps what the process shares as it is."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gpipe.stage.device import Device
 
-__all__ = ["undisturbed"]
+__all__ = ["gradients_set_aside", "undisturbed"]
 
 
 @contextmanager
@@ -34,3 +35,19 @@ def undisturbed(device: Device, num_threads: int | None = None) -> Iterator[None
             generator.set_random_state(state)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+
+
+@contextmanager
+def gradients_set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Let nothing that happens meanwhile be seen in `.grad`.
+
+    Some backwards reach any leaf, such as those of reentrant checkpoints.
+    """
+    gradients = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient

@@ -9,14 +9,16 @@ from torch.nn import Parameter
 from gpipe.costs import LayerMemory
 from gpipe.profiling.attempt import Attempt, Call
 from gpipe.profiling.bar import Bar
+from gpipe.profiling.casts import casts_forgotten, kept_bytes
 from gpipe.profiling.ledger import Ledger
 from gpipe.profiling.observation import Observation, observe
 from gpipe.profiling.stand_in import Copier, standing_in
 from gpipe.profiling.subject import Subject
 from gpipe.profiling.trace import Trace, traces
+from gpipe.profiling.undisturbed import gradients_set_aside
 from gpipe.stage.boundary import Boundary
 
-__all__ = ["Measure", "Place", "Trial", "Visit", "Visitor", "visitor", "walk"]
+__all__ = ["Measure", "Place", "Trial", "Visit", "Visitor", "Walk", "visitor", "walk"]
 
 T = TypeVar("T")
 
@@ -32,12 +34,14 @@ class Place(NamedTuple):
 
     Attributes:
         layer: The layer.
+        modules: All that computes there: the layer, and a loss behind it.
         calls: What is called, for each lane.
         inputs: With what, for each lane.
         same: For each input the first one in its storage; None: it is no activation.
     """
 
     layer: nn.Module
+    modules: list[nn.Module]
     calls: list[Call]
     inputs: list[Boundary]
     same: list[int | None]
@@ -49,20 +53,34 @@ class Visit(NamedTuple, Generic[T]):
     Attributes:
         traces: What the layer did with memory, for each lane.
         outputs: What it gave, for each lane.
+        cast_bytes: What autocast keeps of its parameters.
         found: What was measured.
     """
 
     traces: tuple[Trace, ...]
     outputs: list[Boundary]
+    cast_bytes: int
     found: T
 
 
 Visitor = Callable[[Place], Visit[T]]
 
 
-def walk(
-    subject: Subject, moved: Copier, visit: Visitor[T], progress: bool = False
-) -> tuple[LayerMemory, list[T]]:
+class Walk(NamedTuple, Generic[T]):
+    """What was seen on the way through all layers.
+
+    Attributes:
+        memory: What the layers do with memory.
+        cast_bytes: What autocast keeps of the parameters of each.
+        found: What was measured at each.
+    """
+
+    memory: LayerMemory
+    cast_bytes: list[int]
+    found: list[T]
+
+
+def walk(subject: Subject, moved: Copier, visit: Visitor[T], progress: bool = False) -> Walk[T]:
     """Visit layer after layer, each with what the one before gave.
 
     Args:
@@ -71,20 +89,20 @@ def walk(
         visit: What is done at each.
         progress: Whether a bar is shown.
 
-    Returns:
-        What the layers do with memory, and what was found at each.
-
     Raises:
         BaseException: What a layer raised, with a note of which one it was.
     """
     lanes = subject.lanes(moved)
     ledger = Ledger([lane.value for lane in lanes], subject.rows)
     found: list[T] = []
-    with Bar(len(subject.layers), progress) as bar:
+    cast_bytes: list[int] = []
+    bar = Bar(len(subject.layers), progress)
+    with bar, gradients_set_aside(subject.parameters):
         for index, pops in enumerate(subject.pops):
             inputs = [lane.inputs(pops) for lane in lanes]
             calls = subject.calls(index, lanes)
-            place = Place(subject.layers[index], calls, inputs, ledger.same(pops))
+            modules, same = subject.modules(index), ledger.same(pops)
+            place = Place(subject.layers[index], modules, calls, inputs, same)
             try:
                 seen = visit(place)
             except BaseException as error:
@@ -94,22 +112,24 @@ def walk(
             for lane, outputs in zip(lanes, seen.outputs, strict=True):
                 lane.advance(outputs, pops)
             found.append(seen.found)
+            cast_bytes.append(seen.cast_bytes)
             bar.update()
-    return ledger.memory(), found
+    return Walk(ledger.memory(), cast_bytes, found)
 
 
-def visitor(copied: Copier, measure: Measure[T]) -> Visitor[T]:
+def visitor(device_type: str, copied: Copier, measure: Measure[T]) -> Visitor[T]:
     """Visits a layer whose parameters and buffers are copies, and measures something there."""
 
     def visit(place: Place) -> Visit[T]:
-        with standing_in(place.layer, copied) as parameters:
+        with casts_forgotten(device_type), standing_in(place.modules, copied) as parameters:
             looks = [
                 _look(Attempt(call, inputs, parameters))
                 for call, inputs in zip(place.calls, place.inputs, strict=True)
             ]
             found = measure(_trials(place, parameters))
+            cast_bytes = kept_bytes(parameters)
         observations, outputs = zip(*looks, strict=True)
-        return Visit(traces(observations, place.same), list(outputs), found)
+        return Visit(traces(observations, place.same), list(outputs), cast_bytes, found)
 
     return visit
 

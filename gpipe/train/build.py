@@ -149,7 +149,7 @@ def _balance(run: RunConfig, module: nn.Sequential, sample: Sample) -> int | lis
     num_stages = num_stages_of(config)
     if config.balance == "parameters" or num_stages == 1:
         return config.stages
-    return balance_by(config.balance, num_stages, module, sample, run.optimizer)
+    return balance_by(config.balance, num_stages, module, sample, run)
 
 
 def _blame(error: Exception, config: PipelineConfig, module: nn.Sequential) -> str:

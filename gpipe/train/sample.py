@@ -2,17 +2,20 @@
 
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import nn
 
 from gpipe.balance import balance_by_flops, balance_by_memory, balance_by_time
 from gpipe.data import Splits
+from gpipe.pipeline import num_workers_of
 from gpipe.profiling.subject import LossFunction
+from gpipe.stage.device import HOST, default_devices
 from gpipe.train.batches import in_order, num_rows
-from gpipe.train.config import OptimizerConfig, RunConfig
+from gpipe.train.config import RunConfig
 from gpipe.train.loss import Loss
 from gpipe.train.optimizer import state_share
 
-__all__ = ["Sample", "balance_by", "rows_per_minibatch"]
+__all__ = ["Sample", "autocast_of", "balance_by", "rows_per_minibatch"]
 
 _BALANCERS = {
     "time": balance_by_time,
@@ -48,11 +51,28 @@ class Sample(NamedTuple):
 
 
 def balance_by(
-    by: str, num_stages: int, module: nn.Sequential, sample: Sample, optimizer: OptimizerConfig
+    by: str, num_stages: int, module: nn.Sequential, sample: Sample, config: RunConfig
 ) -> list[int]:
     """The layers of each stage, balanced by time, memory or flops."""
-    more = {"optimizer_copies": state_share(optimizer)} if by == "memory" else {}
-    return _BALANCERS[by](num_stages, module, sample.input, **sample.keywords, **more)
+    options = sample.keywords | _options(by, config)
+    with autocast_of(config):
+        return _BALANCERS[by](num_stages, module, sample.input, **options)
+
+
+def autocast_of(config: RunConfig) -> torch.autocast:
+    """As the run will compute: other kernels and half the activations under bf16."""
+    device = (default_devices() or [HOST])[0]
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.train.precision == "bf16")
+
+
+def _options(by: str, config: RunConfig) -> dict[str, Any]:
+    """What one balancer wants to know, and no other."""
+    if by == "memory":
+        return {"optimizer_copies": state_share(config.optimizer)}
+    if by == "time":
+        pipeline = config.pipeline
+        return {"num_workers": num_workers_of(pipeline.schedule, pipeline.devices)}
+    return {}
 
 
 def rows_per_minibatch(config: RunConfig, splits: Splits) -> int:

@@ -1,8 +1,10 @@
 """Layers whose costs can be added up by hand."""
 
+import random
+
 from gpipe.costs import LayerCosts, LayerMemory
 
-__all__ = ["layer_costs"]
+__all__ = ["layer_costs", "random_layers"]
 
 
 def layer_costs(
@@ -34,4 +36,14 @@ def layer_costs(
         backward_s=[2 * time_s for time_s in times_s],
         parameter_bytes=parameter_bytes,
         gradient_bytes=parameter_bytes,
+    )
+
+
+def random_layers(seed: int, num_layers: int = 7) -> LayerCosts:
+    """Layers of uneven costs."""
+    numbers = random.Random(seed)
+    return layer_costs(
+        [numbers.choice([0.5, 1.0, 2.0, 5.0]) for _ in range(num_layers)],
+        parameter_bytes=[float(numbers.randint(50, 400)) for _ in range(num_layers)],
+        saved_bytes=[float(numbers.randint(5, 90)) for _ in range(num_layers)],
     )

@@ -143,6 +143,18 @@ class Product(nn.Module):
         return pair[0] * pair[1]
 
 
+class Expands(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return input[:, :1].expand(-1, 16)
+
+
+class Reshapes(nn.Module):
+    """Copies an input that is expanded, and no other."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.reshape(-1).sin().reshape(-1, 16)
+
+
 def linear() -> nn.Linear:
     return nn.Linear(16, 16)
 
@@ -185,6 +197,7 @@ LAYERS = {
         nn.Tanh(),
         linear().requires_grad_(False),
     ],
+    "expanded": lambda: [linear(), Expands(), Reshapes(), linear(), Expands(), Reshapes()],
     "parametrized": lambda: [
         nn.utils.parametrizations.weight_norm(linear()),
         nn.Tanh(),

@@ -26,13 +26,6 @@ def test_the_bytes_of_each_layer():
     assert costs.forward_flops_per_row is costs.backward_flops_per_row is None
 
 
-def test_a_shared_parameter_is_counted_by_each_layer_that_has_it():
-    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    second.weight = first.weight
-    costs = profile_memory(nn.Sequential(first, second), torch.rand(4, 4))
-    assert costs.parameter_bytes == (80, 80)
-
-
 @over_all_ways
 def test_names_are_those_of_the_sequential(measure):
     module = nn.Sequential()
@@ -180,3 +173,48 @@ def test_wrong_numbers_of_threads():
     for wrong, error in ((0, ValueError), ("two", TypeError)):
         with pytest.raises(error, match="`num_threads` is"):
             quick_profile(nn.Sequential(nn.Tanh()), torch.rand(4, 6), num_threads=wrong)
+
+
+class ToSparse(nn.Module):
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.to_sparse(layout=self.layout)
+
+
+class TimesSparse(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.sparse.mm(input, torch.ones(6, 6))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("measure", [quick_profile, profile_memory])
+@pytest.mark.parametrize(
+    ("layout", "part_sizes"),
+    [
+        (torch.sparse_coo, [Size(0, 2 * 6 * 8), Size(0, 6 * 4)]),
+        (torch.sparse_csr, [Size(8, 8), Size(0, 6 * 8), Size(0, 6 * 4)]),
+    ],
+)
+def test_sparse_tensors_between_layers_count_with_their_parts(measure, layout, part_sizes):
+    module = nn.Sequential(nn.Linear(6, 6), ToSparse(layout), TimesSparse(), nn.Linear(6, 6))
+    costs = measure(module, torch.ones(8, 6))
+    assert [tensor.size for tensor in costs.memory.boundaries[2]] == part_sizes
+    assert costs.stage_costs([2, 2], 8).boundary_bytes[0] == sum(each.at(8) for each in part_sizes)
+
+
+@over_all_ways
+def test_an_expanded_sample_stays_so(measure):
+    seen = []
+
+    class Looks(nn.Module):
+        def forward(self, input: Tensor) -> Tensor:
+            seen.append(input.stride())
+            return input * 2
+
+    measure(nn.Sequential(Looks()), torch.rand(8, 1).expand(8, 6))
+    measure(nn.Sequential(Looks()), torch.rand(8, 9)[:, :6])
+    assert set(seen[:2]) == {(1, 0)}
+    assert set(seen[-2:]) == {(9, 1)}

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpipe.costs import Size
 from gpipe.models import transformer
-from gpipe.profiling import profile_memory, profile_meta, shapes
+from gpipe.profiling import WorkspaceWarning, flops, profile_memory, profile_meta, shapes
 
 
 def test_operations_of_matrix_products():
@@ -42,6 +43,60 @@ def test_convolutions_and_parametrizations():
     assert costs.forward_flops_per_row == (2 * 27 * 4 * 64, 0)
 
 
+LENGTH, WIDTH, HIDDEN = 5, 6, 7
+
+
+class First(nn.Module):
+    """The output of a recurrent layer, without its state."""
+
+    def __init__(self, recurrent: nn.RNNBase) -> None:
+        super().__init__()
+        self.recurrent = recurrent
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.recurrent(input)[0]
+
+
+@pytest.mark.filterwarnings("ignore::gpipe.profiling.WorkspaceWarning")
+@pytest.mark.parametrize(("kind", "num_gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_operations_of_recurrent_layers(kind, num_gates, directions):
+    layer = kind(WIDTH, HIDDEN, num_layers=2, batch_first=True, bidirectional=directions == 2)
+    sample = torch.rand(4, LENGTH, WIDTH, requires_grad=True)
+    costs = profile_meta(nn.Sequential(First(layer)), sample, device="cpu")
+    inputs = WIDTH + HIDDEN, directions * HIDDEN + HIDDEN
+    forward = 2 * LENGTH * directions * num_gates * HIDDEN * sum(inputs)
+    assert costs.forward_flops_per_row == (forward,)
+    # Without a state that needs a gradient, the first step has none for it; oneDNN makes it.
+    not_made = 2 * 2 * directions * num_gates * HIDDEN * HIDDEN
+    (backward,) = costs.backward_flops_per_row
+    assert 2 * forward - not_made <= backward <= 2 * forward
+
+
+def test_operations_of_the_fused_recurrent_layers_of_accelerators():
+    weights = [torch.Size(each) for each in [(28, 6), (28, 7), (28,), (28,)]]
+    shape = torch.Size([5, 4, 6])
+    formulas = flops.FORMULAS
+    expected = 2 * 20 * (28 * 6 + 28 * 7)
+    for name in ("_cudnn_rnn", "miopen_rnn"):
+        forward = formulas[getattr(torch.ops.aten, name)]
+        backward = formulas[getattr(torch.ops.aten, f"{name}_backward")]
+        assert forward(shape, weights, 4, None, out_val=None) == expected
+        assert backward(shape, weights, 4, None, out_val=None) == 2 * expected
+
+
+def test_a_workspace_that_shapes_do_not_tell_is_told_of():
+    module = nn.Sequential(nn.Tanh(), First(nn.LSTM(6, 6)), First(nn.GRU(6, 6)))
+    sample = torch.rand(4, 3, 6, requires_grad=True)
+    with pytest.warns(
+        WorkspaceWarning, match=r"layer 1 \('1', First\).*Use profile_memory"
+    ) as told:
+        costs = profile_meta(module, sample, device="cpu")
+    assert len(told) == 1
+    real = profile_memory(module, sample, device="cpu").memory
+    assert real.saved_sizes[1].at(4) > 2 * costs.memory.saved_sizes[1].at(4)
+
+
 @pytest.mark.parametrize("of_model", ["cpu", "meta"])
 @pytest.mark.parametrize("of_sample", ["cpu", "meta"])
 def test_model_and_sample_may_be_anywhere(of_model, of_sample):
@@ -55,6 +110,25 @@ def test_model_and_sample_may_be_anywhere(of_model, of_sample):
     assert costs.memory == profile_memory(build(), sample).memory
     assert costs.device == "cpu"
     assert all(parameter.device.type == of_model for parameter in module.parameters())
+
+
+class Looks(nn.Module):
+    """Takes views of a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.tables = torch.rand(3, 6), [torch.rand(2, 6)]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input * self.table[1] * self.tables[0][0]
+
+
+def test_views_of_what_merely_hangs_on_a_layer_are_no_activations():
+    module = nn.Sequential(nn.Linear(6, 6), Looks(), nn.Sequential(Looks(), nn.Tanh()))
+    sample = torch.rand(8, 6)
+    memory = profile_meta(module, sample, device="cpu").memory
+    assert memory == profile_memory(module, sample, device="cpu").memory
+    assert memory.saved_sizes == (Size(0, 24), Size(0, 0), Size(0, 24))
 
 
 class Counted(nn.Linear):
