@@ -73,6 +73,10 @@ class TokenEmbedding(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.dropout = nn.Dropout(dropout)
         self.scale = math.sqrt(width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors so that, scaled, they are as large as the sinusoids."""
         nn.init.normal_(self.tokens.weight, std=1 / self.scale)
 
     def forward(self, tokens: Tensor) -> Tensor:
