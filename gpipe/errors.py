@@ -1,6 +1,6 @@
 """The errors that gpipe raises on purpose, in one tree."""
 
-__all__ = ["ConfigError", "GpipeError", "PlanError", "ScheduleError"]
+__all__ = ["ConfigError", "GpipeError", "PlanError", "ScheduleError", "StageError"]
 
 
 class GpipeError(Exception):
@@ -21,3 +21,15 @@ class PlanError(GpipeError):
 
 class ScheduleError(GpipeError):
     """A schedule is incomplete, disordered or deadlocked; the message holds the marked grid."""
+
+
+class StageError(GpipeError):
+    """Another rank failed: its rank, stage, layer, micro-batch and message.
+
+    Attributes:
+        rank: The rank that failed first; None where it cannot be told.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
