@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpipe.pipeline import GPipe, StepResult
-    from gpipe.stage.norm import clip_grad_norm_
+    from gpipe.pipeline.clipping import clip_grad_norm_
     from gpipe.stage.recompute import is_recomputing
     from gpipe.stage.skip import Namespace, pop, skippable, stash
 
@@ -27,7 +27,7 @@ _HOMES = {
     "GPipe": "gpipe.pipeline",
     "Namespace": "gpipe.stage.skip",
     "StepResult": "gpipe.pipeline",
-    "clip_grad_norm_": "gpipe.stage.norm",
+    "clip_grad_norm_": "gpipe.pipeline.clipping",
     "is_recomputing": "gpipe.stage.recompute",
     "pop": "gpipe.stage.skip",
     "skippable": "gpipe.stage.skip",

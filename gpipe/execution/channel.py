@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from gpipe.execution.inlet import Inlet
-from gpipe.execution.link import Link, Payload
+from gpipe.execution.link import Link
 from gpipe.schedule import Kind
-from gpipe.stage.boundary import Boundary
+from gpipe.stage.boundary import Boundary, Payload
 from gpipe.stage.device import Device, Traffic
 
-__all__ = ["Aborted", "Channel", "Mailbox", "mailbox"]
+__all__ = ["Aborted", "Between", "Channel", "Mailbox", "between_devices"]
 
 
 class Aborted(Exception):  # noqa: N818 - no error of its own: another worker has failed
@@ -82,13 +82,28 @@ class _Arriving(Mailbox):
         return self._inlet(super().take(microbatch))
 
 
-def mailbox(source: Device, target: Device, traffic: Traffic, *, leads: bool = False) -> Mailbox:
-    """A route between two stages.
+class Between(Protocol):
+    """Makes the route from one stage to another."""
+
+    def __call__(self, source: int, target: int, traffic: Traffic, *, leads: bool) -> Mailbox:
+        """What `leads` says, see `Link`."""
+
+
+def between_devices(devices: Sequence[Device]) -> Between:
+    """Routes between the stages of one process.
 
     On one device there is nothing to order: whoever has taken something out enqueues behind
-    whoever has made it. What `leads` says, see `Link`.
+    whoever has made it.
+
+    Args:
+        devices: That of each stage.
     """
-    return Mailbox() if source is target else _Linked(Link(source, target, traffic, leads=leads))
+
+    def between(source: int, target: int, traffic: Traffic, *, leads: bool) -> Mailbox:
+        start, end = devices[source], devices[target]
+        return Mailbox() if start is end else _Linked(Link(start, end, traffic, leads=leads))
+
+    return between
 
 
 class Channel:
@@ -98,18 +113,22 @@ class Channel:
     other way round for gradients, so that to a worker every stage looks like an inner one.
 
     Args:
-        devices: That of each stage.
+        num_stages: How many there are.
+        between: Makes the routes between two of them.
         inlet: What brings the caller's input to the first of them, where it is not there.
     """
 
-    def __init__(self, devices: Sequence[Device], inlet: Inlet | None = None) -> None:
+    def __init__(self, num_stages: int, between: Between, inlet: Inlet | None = None) -> None:
         self.aborted = False
         down, up = Traffic.ACTIVATIONS, Traffic.GRADIENTS
         first = Mailbox() if inlet is None else _Arriving(inlet)
+        pairs = list(pairwise(range(num_stages)))
         # forward[s] is what stage s receives; the last is what leaves the last stage.
-        self.forward = [first, *(mailbox(a, b, down) for a, b in pairwise(devices)), Mailbox()]
+        downward = [between(a, b, down, leads=False) for a, b in pairs]
+        self.forward = [first, *downward, Mailbox()]
         # backward[s + 1] is what stage s receives; backward[0] are the gradients of the input.
-        self.backward = [Mailbox(), *(mailbox(b, a, up) for a, b in pairwise(devices)), Mailbox()]
+        upward = [between(b, a, up, leads=False) for a, b in pairs]
+        self.backward = [Mailbox(), *upward, Mailbox()]
 
     def source(self, kind: Kind, stage: int) -> Callable[[int], Any]:
         """What gives an action of this kind its input, by micro-batch; it may wait."""

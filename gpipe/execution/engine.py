@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from gpipe.execution.channel import between_devices
 from gpipe.execution.gate import hand_over, join
 from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
-from gpipe.execution.minibatch import MiniBatch
+from gpipe.execution.minibatch import MiniBatch, Site
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.skip_channel import Route
 from gpipe.execution.threaded import ThreadedExecutor, is_of_autograd
@@ -21,14 +24,14 @@ from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import Collector, DeferredBatchNorm
 from gpipe.stage.boundary import Boundary, Gradients
 from gpipe.stage.device import HOST, Event
-from gpipe.stage.gradients import collect_gradients, swapped_in
+from gpipe.stage.gradients import Retain, collect_gradients, swapped_in, take_gradients
 from gpipe.stage.microbatch import Batch
 from gpipe.stage.randomness import GeneratorChangedError, Randomness
 from gpipe.stage.run import MiniBatchContext
 from gpipe.stage.stage import Stage
 from gpipe.stage.unchanged import LayersThen
 
-__all__ = ["Engine"]
+__all__ = ["Ended", "Engine", "Names", "Size", "Totals"]
 
 Names = Mapping[Parameter, str]
 """The parameters that may get a gradient, each once, with the names that errors give them."""
@@ -37,11 +40,55 @@ NUM_FIRST_LOOKS = 2  # mini-batches, from the first, whose recomputes are looked
 LOOK_EVERY = 100
 
 
+class Size(NamedTuple):
+    """What is known of a mini-batch before it begins.
+
+    Attributes:
+        rows: Those of this replica.
+        total_rows: Those of all replicas.
+        num_microbatches: Into how many the former are cut.
+        trains: Whether there will be gradients.
+    """
+
+    rows: int
+    total_rows: int
+    num_microbatches: int
+    trains: bool
+
+
+class Totals(NamedTuple):
+    """What is known of a mini-batch only at its end.
+
+    Attributes:
+        loss: That of the mini-batch; None without a loss.
+        factor: What all gradients are still to be multiplied with; None for one.
+        has_gradients: Whether any stage has some, here or in another process.
+    """
+
+    loss: Tensor | None = None
+    factor: Tensor | None = None
+    has_gradients: bool = False
+
+
+class Ended(NamedTuple):
+    """A mini-batch that has gone through the stages.
+
+    Attributes:
+        outputs: What has left the last stage, where no loss took it and it is here.
+        loss: That of the mini-batch, if there was one.
+        recorder: When each action ran.
+    """
+
+    outputs: list[Boundary]
+    loss: Tensor | None
+    recorder: Recorder
+
+
 class Engine:
     """Runs one mini-batch after the other; a second thread waits for its turn.
 
     Args:
-        stages: All stages, in order.
+        stages: Those of this process, in order.
         num_workers: How many workers they are on.
         routes: The skips between stages.
         norms: The layers of deferred batch normalisation.
@@ -83,21 +130,26 @@ class Engine:
         finally:
             self._lock.release()
 
+    def agree(self, batch: Batch | None, size: Size) -> Size:
+        """The size of the next mini-batch, if this process knows it, as all processes know it."""
+        return size
+
     @torch.no_grad()
     def evaluate(
-        self, batch: Batch, schedule: Schedule, head: LossHead | None = None
-    ) -> list[Boundary]:
-        """Run the forwards only and hold nothing; the outputs, where no head takes them."""
+        self, batch: Batch | None, schedule: Schedule, head: LossHead | None = None
+    ) -> Ended:
+        """Run the forwards only and hold nothing."""
         # A norm in training updates its statistics without gradients, too.
         context = MiniBatchContext(False, self._randomness(), self._collector())
         minibatch = self._minibatch(batch, schedule, context, head)
         with self._attending(context), swapped_in(self._with_copies):
             minibatch.run_forwards()
         _commit(context, minibatch)
-        if head is None:
-            return minibatch.take_outputs()
-        minibatch.streams.retain(head.tensors())
-        return []
+        if head is not None:
+            minibatch.streams.retain(head.tensors())
+        takes = head is None and self.stages[-1].index == schedule.num_stages - 1
+        outputs = minibatch.take_outputs() if takes else []
+        return Ended(outputs, self._totals(head).loss, minibatch.recorder)
 
     def differentiable(
         self, batch: Batch, schedule: Schedule, names: Names, output_dim: int
@@ -130,41 +182,46 @@ class Engine:
 
     def step(
         self,
-        batch: Batch,
+        batch: Batch | None,
         schedule: Schedule,
-        head: LossHead,
+        head: LossHead | None,
         names: Names,
         of_loss: Sequence[Aliases] = (),
-    ) -> Recorder:
+    ) -> Ended:
         """Run the whole schedule, then bring each leaf its gradient.
 
         Args:
-            batch: The input.
+            batch: The input; None where the first stage is not here.
             schedule: The order of all actions.
-            head: The loss.
+            head: The loss; None where the last stage is not here.
             names: The parameters of the model, and those of the loss if it has any.
             of_loss: The aliases of the latter.
         """
         context = self._training_context()
-        minibatch = self._minibatch(batch, schedule, context, head)
         aliases = [*self._aliases, *of_loss]
+        minibatch = self._minibatch(batch, schedule, context, head, aliases)
         gradients = self._gradients(minibatch, minibatch.run, context, batch, names, aliases)
-        minibatch.streams.retain(head.tensors())
-        head.correct(gradients)
+        if head is not None:
+            minibatch.streams.retain(head.tensors())
+        totals = self._totals(head)
+        _multiply(gradients, totals.factor)
         if context.collector is not None:
             context.collector.check()
-        leaves = [*batch.boundary.tensors, *names]
+        leaves = [*(batch.boundary.tensors if batch else ()), *names]
         present = [leaf for leaf, each in zip(leaves, gradients, strict=True) if each is not None]
-        if not present:
-            raise RuntimeError(
-                "No gradient came out of this step: the loss depends on nothing that requires "
-                "grad. Let a parameter or an input require grad, or call step() under "
-                "torch.no_grad()."
-            )
+        if not (present or totals.has_gradients):
+            raise _no_gradient()
         gradients[:] = [each for each in gradients if each is not None]
-        hand_over(present, gradients)
+        if present:
+            hand_over(present, gradients)
         _commit(context, minibatch)
-        return minibatch.recorder
+        return Ended([], totals.loss, minibatch.recorder)
+
+    def _totals(self, head: LossHead | None) -> Totals:
+        if head is None:
+            return Totals()
+        parts = head.parts()
+        return Totals(head.total(parts), head.correction(parts))
 
     def _training_context(self) -> MiniBatchContext:
         number, self._num_trained = self._num_trained, self._num_trained + 1
@@ -182,29 +239,45 @@ class Engine:
         return Collector(self._norms) if self._norms else None
 
     def _minibatch(
-        self, batch: Batch, schedule: Schedule, context: MiniBatchContext, head: LossHead | None
+        self,
+        batch: Batch | None,
+        schedule: Schedule,
+        context: MiniBatchContext,
+        head: LossHead | None,
+        aliases: Sequence[Aliases] = (),
     ) -> MiniBatch:
         first_device = self.stages[0].runs_on
-        batch = near(batch, first_device)
+        batch = batch and near(batch, first_device)
         minibatch = MiniBatch(
             self.stages,
             schedule,
             self._executor,
             context,
-            inlet=inlet_of(batch, first_device),
+            self._site(schedule, context, head, aliases),
+            inlet=None if batch is None else inlet_of(batch, first_device),
             routes=self._routes,
             head=head,
         )
-        for index, piece in enumerate(batch.slices(schedule.num_microbatches)):
+        for index, piece in enumerate(batch.slices(schedule.num_microbatches) if batch else ()):
             minibatch.put_input(index, piece)
         return minibatch
+
+    def _site(
+        self,
+        schedule: Schedule,
+        context: MiniBatchContext,
+        head: LossHead | None,
+        aliases: Sequence[Aliases],
+    ) -> Site:
+        between = between_devices([stage.runs_on for stage in self.stages])
+        return Site(range(schedule.num_workers), between)
 
     def _gradients(
         self,
         minibatch: MiniBatch,
         run: Callable[[], None],
         context: MiniBatchContext,
-        batch: Batch,
+        batch: Batch | None,
         names: Names,
         aliases: Sequence[Aliases],
     ) -> Gradients:
@@ -214,11 +287,16 @@ class Engine:
             with self._attending(context):
                 run()
 
-        by_parameter = collect_gradients(aliases, names, attended, minibatch.streams.retain)
-        by_input = batch.join_gradients(minibatch.take_input_gradients())
+        take = partial(self._take, aliases, minibatch.streams.retain)
+        by_parameter = collect_gradients(aliases, names, attended, take)
+        by_input = batch.join_gradients(minibatch.take_input_gradients()) if batch else []
         by_leaf = [*by_input, *(by_parameter.pop(parameter, None) for parameter in names)]
         minibatch.streams.retain(by_leaf)
         return by_leaf
+
+    def _take(self, aliases: Sequence[Aliases], retain: Retain) -> dict[Parameter, Tensor]:
+        """The gradients that the backwards have left."""
+        return take_gradients(aliases, retain)
 
     @contextmanager
     def _attending(self, context: MiniBatchContext) -> Iterator[None]:
@@ -239,6 +317,27 @@ def _commit(context: MiniBatchContext, minibatch: MiniBatch) -> None:
     if context.collector is not None:
         minibatch.streams.retain(context.collector.tensors())
         context.collector.commit()
+
+
+@torch.no_grad()
+def _multiply(gradients: Gradients, factor: Tensor | None) -> None:
+    """Multiply the gradients in the list by what is known only now, such as a total weight."""
+    if factor is None:
+        return
+    devices = {gradient.device for gradient in gradients if gradient is not None}
+    factors = {device: factor.to(device) for device in devices}
+    for position, gradient in enumerate(gradients):
+        if gradient is not None:
+            # Not in place: a gradient may be another's, too, or expanded.
+            gradients[position] = (gradient * factors[gradient.device]).to(gradient.dtype)
+
+
+def _no_gradient() -> RuntimeError:
+    return RuntimeError(
+        "No gradient came out of this step: the loss depends on nothing that requires "
+        "grad. Let a parameter or an input require grad, or call step() under "
+        "torch.no_grad()."
+    )
 
 
 def _calls_itself() -> RuntimeError:

@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from gpipe.execution.channel import Aborted, Channel
-from gpipe.schedule import Action, Kind
+from gpipe.schedule import Action
 
 __all__ = ["Record", "Step", "Steps", "interpret"]
 
@@ -17,17 +17,18 @@ class Step(NamedTuple):
     """How a kind of action is done on a stage.
 
     Attributes:
-        receive: Waits for the input of a micro-batch.
+        receive: Waits for the input of a micro-batch; of a transfer it is all that is done.
         perform: Does the work: (micro-batch, received) -> what is sent, or None for nothing.
         send: Passes the result on.
     """
 
     receive: Callable[[int], Any]
-    perform: Callable[[int, Any], Any]
-    send: Callable[[int, Any], None]
+    perform: Callable[[int, Any], Any] | None = None
+    send: Callable[[int, Any], None] | None = None
 
 
-Steps = Mapping[tuple[Kind, int], Step]
+Steps = Mapping[tuple[Any, ...], Step]
+"""By kind and stage, and the stage at the other end of a transfer."""
 
 
 def interpret(
@@ -58,9 +59,11 @@ def interpret(
             if channel.aborted:
                 raise Aborted
             is_done = False
-            kind, stage, microbatch = action
-            receive, perform, send = steps[kind, stage]
+            microbatch = action[2]
+            receive, perform, send = steps[action[:2] + action[3:]]
             received = receive(microbatch)
+            if perform is None or send is None:
+                continue
             start = moment()
             result = perform(microbatch, received)
             records.append((action, start, moment()))

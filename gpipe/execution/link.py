@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpipe.stage.boundary import Boundary, Gradients
+from gpipe.stage.boundary import Boundary, Payload
 from gpipe.stage.device import Device, Event, Traffic
 
-__all__ = ["Link", "Payload", "Sent", "tensors_of"]
-
-Payload = Boundary | Gradients
+__all__ = ["Link", "Sent", "tensors_of"]
 
 
 class Sent(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpipe.execution.inlet import Inlet
 from gpipe.stage.boundary import Boundary, Gradients, pack, unpack
-from gpipe.stage.loss import Reduction
+from gpipe.stage.loss import Parts, Reduction
 from gpipe.stage.microbatch import join
 
 __all__ = ["LossHead"]
@@ -25,6 +25,7 @@ class LossHead:
         inlet: What brings the targets to the last stage, where they are not there.
         loss_scale: A factor of the gradients, not of the loss that is shown.
         output_dim: Along which dimension outputs are joined; None: they are not wanted.
+        total_rows: The rows of all replicas; None where this is the only one.
     """
 
     def __init__(
@@ -36,11 +37,12 @@ class LossHead:
         *,
         loss_scale: float = 1.0,
         output_dim: int | None = None,
+        total_rows: int | None = None,
     ) -> None:
         self._reduction = reduction
         self._targets = targets
         self._num_rows = num_rows
-        self._total_rows = sum(num_rows)
+        self._total_rows = sum(num_rows) if total_rows is None else total_rows
         self.inlet = inlet
         self._loss_scale = loss_scale
         self._output_dim = output_dim
@@ -69,22 +71,18 @@ class LossHead:
         scalars = chain.from_iterable(self._scalars.values())
         return [*scalars, *(each for out in self._outputs.values() for each in out.tensors)]
 
-    def total(self) -> Tensor:
-        """The loss of the mini-batch, without a graph."""
-        return self._reduction.total(self._in_order(self._scalars), self._num_rows)
+    def parts(self) -> Parts:
+        """What the mini-batch gives to the loss."""
+        scalars = self._in_order(self._scalars)
+        return self._reduction.parts(scalars, self._num_rows, self._total_rows)
 
-    @torch.no_grad()
-    def correct(self, gradients: Gradients) -> None:
-        """Multiply the gradients in the list by what is known only now, such as a total weight."""
-        factor = self._reduction.correction(self._in_order(self._scalars), self._num_rows)
-        if factor is None:
-            return
-        devices = {gradient.device for gradient in gradients if gradient is not None}
-        factors = {device: factor.to(device) for device in devices}
-        for position, gradient in enumerate(gradients):
-            if gradient is not None:
-                # Not in place: a gradient may be another's, too, or expanded.
-                gradients[position] = (gradient * factors[gradient.device]).to(gradient.dtype)
+    def total(self, parts: Parts) -> Tensor:
+        """The loss of the mini-batch, without a graph, from the parts of all replicas."""
+        return self._reduction.total(parts)
+
+    def correction(self, parts: Parts) -> Tensor | None:
+        """The factor that all gradients still need, such as by a total weight; None for one."""
+        return self._reduction.correction(parts, self._total_rows)
 
     def output(self) -> Any:
         """The output of the mini-batch, without a graph; None where it was not to be kept."""

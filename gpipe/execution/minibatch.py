@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import dropwhile, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpipe.execution.caller import CallerState
 from gpipe.execution.caller_streams import CallerStreams
-from gpipe.execution.channel import Aborted, Channel, Mailbox
+from gpipe.execution.channel import Aborted, Between, Channel, Mailbox
 from gpipe.execution.inlet import Inlet
-from gpipe.execution.interpreter import Record, Step, interpret
+from gpipe.execution.interpreter import Record, Step, Steps, interpret
 from gpipe.execution.link import tensors_of
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.out_of_memory import is_out_of_memory, memory_note
@@ -26,22 +25,43 @@ from gpipe.stage.passage import Head
 from gpipe.stage.run import MiniBatchContext, StageRun
 from gpipe.stage.stage import Stage
 
-__all__ = ["MiniBatch"]
+__all__ = ["MiniBatch", "Site"]
+
+FORWARDS = frozenset({Kind.FORWARD, Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION})
 
 Rows = Sequence[Sequence[Action]]
+
+
+class Site(NamedTuple):
+    """Where a mini-batch runs: what of it is in this process, and how that meets the rest.
+
+    Attributes:
+        workers: Those whose rows are run here.
+        between: Makes the routes between two stages.
+        transfers: The steps that carry what goes to other processes and comes from there.
+        drained: Told of each stage whose last backward is done, in the worker.
+        tail: What follows a row, in the worker.
+    """
+
+    workers: Sequence[int]
+    between: Between
+    transfers: Callable[[Channel, SkipChannel], Steps] | None = None
+    drained: Callable[[Stage], None] | None = None
+    tail: Callable[[], None] | None = None
 
 
 class MiniBatch:
     """What lives as long as one mini-batch: what is on its way, what is held, what happened.
 
     Args:
-        stages: All stages, in order.
+        stages: Those that are here, in order.
         schedule: The order of the actions, with its recomputes.
         executor: What runs them.
         context: What the runs of all stages have in common.
+        site: What is in this process.
         inlet: What brings the input to the first stage, where it is not there.
         routes: The ways of the skips.
-        head: The loss behind the last stage, in a step.
+        head: The loss behind the last stage, in a step, if that is here.
     """
 
     def __init__(
@@ -50,6 +70,7 @@ class MiniBatch:
         schedule: Schedule,
         executor: ThreadedExecutor,
         context: MiniBatchContext,
+        site: Site,
         *,
         inlet: Inlet | None = None,
         routes: Sequence[Route] = (),
@@ -57,25 +78,27 @@ class MiniBatch:
     ) -> None:
         self._schedule = schedule
         self._executor = executor
+        self._site = site
         self._caller = CallerState()
-        devices = [stage.runs_on for stage in stages]
-        self._last_device = devices[-1]
-        self.streams = CallerStreams(devices)
+        devices = {stage.index: stage.runs_on for stage in stages}
+        self._last_device = stages[-1].runs_on
+        self.streams = CallerStreams(devices.values())
         self._inlets = [each for each in (inlet, head and head.inlet) if each]
-        self._channel = Channel(devices, inlet)
-        self.recorder = Recorder(
-            [devices[schedule.stages_of(worker)[0]] for worker in range(schedule.num_workers)]
-        )
-        self._steps: dict[tuple[Kind, int], Step] = {}
+        self._channel = Channel(schedule.num_stages, site.between, inlet)
+        of_worker = {worker: devices[schedule.stages_of(worker)[0]] for worker in site.workers}
+        self.recorder = Recorder(of_worker, schedule.num_workers)
+        self._steps: dict[tuple[Any, ...], Step] = {}
         self._runs: dict[int, StageRun] = {}
-        skips = SkipChannel(routes, devices)
+        skips = SkipChannel(routes, site.between)
         for stage in stages:
             recomputed = schedule.recomputed_in(stage.index)
-            is_last = stage.index == len(stages) - 1
+            is_last = stage.index == schedule.num_stages - 1
             stage_head = _seeding(head, self._channel) if head and is_last else None
             ends = skips.ends(stage.index)
             wrap = with_skips if ends else with_own_store if stage.uses_skips else None
             self._add(StageRun(stage, context, recomputed, stage_head, wrap), ends)
+        if site.transfers is not None:
+            self._steps.update(site.transfers(self._channel, skips))
 
     def put_input(self, microbatch: int, inputs: Boundary) -> None:
         """What the first stage receives for its forward."""
@@ -101,12 +124,13 @@ class MiniBatch:
         self._run(self._schedule.rows)
 
     def run_forwards(self) -> None:
-        """Run what stands in each row before its first recompute or backward."""
-        self._run([list(takewhile(_is_forward, row)) for row in self._schedule.rows])
+        """Run the forwards of each row, and what carries their results."""
+        self._run([[each for each in row if each[0] in FORWARDS] for row in self._schedule.rows])
 
     def run_drain(self) -> None:
         """Run what `run_forwards` has left."""
-        self._run([list(dropwhile(_is_forward, row)) for row in self._schedule.rows])
+        drain = [[each for each in row if each[0] not in FORWARDS] for row in self._schedule.rows]
+        self._run(drain)
 
     def _add(self, run: StageRun, ends: SkipEnds | None) -> None:
         performers: dict[Kind, Callable[[int, Any], Any]] = {
@@ -116,6 +140,14 @@ class MiniBatch:
                 ends.around_backward(run.backward) if ends else run.backward
             ),
         }
+        drained = self._site.drained and partial(self._site.drained, run.stage)
+        if drained is not None or run.stage.is_sharded:
+            performers[Kind.BACKWARD] = _counted(
+                performers[Kind.BACKWARD],
+                self._schedule.num_microbatches,
+                run.stage.announce_backward,
+                drained,
+            )
         stage, channel = run.stage.index, self._channel
         self._runs[stage] = run
         for kind, perform in performers.items():
@@ -129,11 +161,10 @@ class MiniBatch:
         return taken
 
     def _run(self, rows: Rows) -> None:
+        recorder = self.recorder
         tasks = [
-            partial(self._work, device, row, records)
-            for device, row, records in zip(
-                self.recorder.devices, rows, self.recorder.rows, strict=True
-            )
+            partial(self._work, recorder.devices[worker], rows[worker], recorder.rows[worker])
+            for worker in self._site.workers
         ]
         with self._between_streams():
             self._executor.run(tasks, self._caller, self._channel.abort)
@@ -144,15 +175,18 @@ class MiniBatch:
             for each in (*self._others(device), device):
                 stack.enter_context(each.on(each.compute))
             interpret(row, self._steps, self._channel, records, device.moment, self._explain)
+            if self._site.tail is not None:
+                self._site.tail()
 
     def _others(self, device: Device) -> list[Device]:
-        return [each for each in dict.fromkeys(self.recorder.devices) if each is not device]
+        every = dict.fromkeys(self.recorder.devices.values())
+        return [each for each in every if each is not device]
 
     def _explain(self, action: Action, error: BaseException, is_done: bool) -> None:
         """Say where the error belongs, if only this knows, and what would help."""
         if isinstance(error, Aborted):
             return
-        kind, stage, microbatch = action
+        kind, stage, microbatch = action[:3]
         if is_done:  # what is sent takes memory where it arrives
             place = self._runs[stage].stage
             sending = f"sending the result of its {kind.name.lower()}"
@@ -177,6 +211,27 @@ class MiniBatch:
                 insist(ends)
 
 
+def _counted(
+    perform: Callable[[int, Any], Any],
+    num_calls: int,
+    announce: Callable[..., None],
+    finished: Callable[[], None] | None,
+) -> Callable[[int, Any], Any]:
+    """The same, which says before each call whether it is the last, and is then followed."""
+    left = num_calls
+
+    def counted(microbatch: int, received: Any) -> Any:
+        nonlocal left
+        left -= 1
+        announce(is_last=left == 0)
+        result = perform(microbatch, received)
+        if left == 0 and finished is not None:
+            finished()
+        return result
+
+    return counted
+
+
 def _seeding(head: LossHead, channel: Channel) -> Head:
     """The head, which also lets the gradient of each loss enter the last stage."""
 
@@ -187,7 +242,3 @@ def _seeding(head: LossHead, channel: Channel) -> Head:
         return loss
 
     return take_loss
-
-
-def _is_forward(action: Action) -> bool:
-    return action.kind is Kind.FORWARD

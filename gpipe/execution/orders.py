@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from gpipe.errors import ScheduleError
-from gpipe.schedule import Builder, Kind, Schedule, add_recompute, as_schedule, check
+from gpipe.schedule import Builder, Kind, Schedule, add_recompute, add_transfers, as_schedule, check
 from gpipe.schedule.breadth_first import breadth_first
 
 __all__ = ["Orders"]
@@ -19,6 +19,8 @@ class Orders:
         num_stages: Stages of the model.
         num_microbatches: Micro-batches of a full mini-batch.
         num_workers: Workers that share the stages; None where `spec` says.
+        skips: The pairs of stages (stash, pop) between which skips go.
+        has_transfers: Whether the transfers between workers stand in the rows.
 
     Raises:
         ScheduleError: The schedule has other sizes, or is incomplete, disordered or deadlocked.
@@ -32,8 +34,13 @@ class Orders:
         num_stages: int,
         num_microbatches: int,
         num_workers: int | None,
+        *,
+        skips: Sequence[tuple[int, int]] = (),
+        has_transfers: bool = False,
     ) -> None:
         self._spec = spec
+        self._skips = skips
+        self._has_transfers = has_transfers
         self._num_stages = num_stages
         self._made: dict[tuple[object, ...], Schedule] = {}
         first = as_schedule(spec, num_stages, num_microbatches, num_workers)
@@ -70,6 +77,8 @@ class Orders:
         if key not in self._made:
             schedule = add_recompute(build(), checkpoint)
             check(schedule)
+            if self._has_transfers:
+                schedule = add_transfers(schedule, self._skips)
             self._made[key] = schedule
         return self._made[key]
 
@@ -79,7 +88,7 @@ def _workers(schedule: Schedule) -> tuple[int, ...]:
 
 
 def _only_computing(schedule: Schedule) -> Schedule:
-    """Without transfers: here a channel carries what an action needs, whenever that is."""
+    """Without transfers of the user's: those of skips and recomputes may be missing there."""
     rows: Sequence[Sequence[object]] = [
         tuple(action for action in row if action.kind in COMPUTING) for row in schedule.rows
     ]

@@ -1,6 +1,6 @@
 """Records when each action ran."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from gpipe.execution.interpreter import Record
@@ -12,15 +12,17 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """The records of one mini-batch, a list for each worker to append to.
+    """The records of one mini-batch, a list for each worker of this process to append to.
 
     Args:
         devices: That of each worker; its clock is the one of the records.
+        num_workers: How many there are in all processes.
     """
 
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self.devices = tuple(devices)
-        self.rows: list[list[Record]] = [[] for _ in devices]
+    def __init__(self, devices: Mapping[int, Device], num_workers: int) -> None:
+        self.devices = dict(devices)
+        self.rows: dict[int, list[Record]] = {worker: [] for worker in devices}
+        self._num_workers = num_workers
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -28,14 +30,16 @@ class Recorder:
 
         On an accelerator that is when the device did it; asking waits until it is done.
         """
-        times = [list(_times(*each)) for each in zip(self.devices, self.rows, strict=True)]
-        zero_s = min((start_s for row in times for _, start_s, _ in row), default=0.0)
+        times = {
+            worker: list(_times(self.devices[worker], row)) for worker, row in self.rows.items()
+        }
+        zero_s = min((start_s for row in times.values() for _, start_s, _ in row), default=0.0)
         events = (
             Event(worker, action, start_s - zero_s, end_s - zero_s)
-            for worker, row in enumerate(times)
+            for worker, row in times.items()
             for action, start_s, end_s in row
         )
-        return Timeline(tuple(events), len(times))
+        return Timeline(tuple(events), self._num_workers)
 
 
 def _times(device: Device, row: Sequence[Record]) -> Iterator[tuple[Action, float, float]]:

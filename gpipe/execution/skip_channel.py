@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from gpipe.execution.channel import Mailbox, mailbox
+from gpipe.execution.channel import Between, Mailbox
 from gpipe.stage.boundary import Boundary, Gradients
-from gpipe.stage.device import Device, Traffic
+from gpipe.stage.device import Traffic
 from gpipe.stage.joint import join_skips, part_gradients, part_skips
 
-__all__ = ["Route", "SkipChannel"]
+__all__ = ["Route", "SkipChannel", "Way"]
 
 Forward = Callable[[int, Boundary], Boundary | None]
 Backward = Callable[[int, Gradients], Gradients]
@@ -23,7 +23,7 @@ class Route(NamedTuple):
     pop_stage: int
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """The mailboxes of one route."""
 
     values: Mailbox
@@ -35,26 +35,28 @@ class SkipChannel:
 
     Args:
         routes: Where they begin and end.
-        devices: That of each stage.
+        between: Makes the routes between two stages.
     """
 
-    def __init__(self, routes: Sequence[Route], devices: Sequence[Device]) -> None:
-        self._routes = routes
-        self._ways = {route.key: _way(route, devices) for route in routes}
+    def __init__(self, routes: Sequence[Route], between: Between) -> None:
+        self.routes = routes
+        self.ways = {route.key: _way(route, between) for route in routes}
 
     def ends(self, stage: int) -> "SkipEnds | None":
         """Those of one stage; None where no route begins or ends there."""
-        if not any(stage in (route.stash_stage, route.pop_stage) for route in self._routes):
+        if not any(stage in (route.stash_stage, route.pop_stage) for route in self.routes):
             return None
-        popped = [route.key for route in self._routes if route.pop_stage == stage]
-        return SkipEnds(self._ways, popped)
+        popped = [route.key for route in self.routes if route.pop_stage == stage]
+        return SkipEnds(self.ways, popped)
 
 
-def _way(route: Route, devices: Sequence[Device]) -> _Way:
-    stash, pop = devices[route.stash_stage], devices[route.pop_stage]
+def _way(route: Route, between: Between) -> Way:
+    _, stash, pop = route
     # Also on the streams a skip is ahead of the boundary that its reader waits for, see `SkipEnds`.
-    values = mailbox(stash, pop, Traffic.ACTIVATIONS, leads=True)
-    return _Way(values, mailbox(pop, stash, Traffic.GRADIENTS, leads=True))
+    return Way(
+        between(stash, pop, Traffic.ACTIVATIONS, leads=True),
+        between(pop, stash, Traffic.GRADIENTS, leads=True),
+    )
 
 
 class SkipEnds:
@@ -64,7 +66,7 @@ class SkipEnds:
     for, and its gradient is there before that of the boundary that its stash stage waits for.
     """
 
-    def __init__(self, ways: Mapping[Any, _Way], popped: Sequence[Any]) -> None:
+    def __init__(self, ways: Mapping[Any, Way], popped: Sequence[Any]) -> None:
         self._ways = ways
         self._popped = popped
         self._received: dict[int, Any] = {}

@@ -68,6 +68,11 @@ class ThreadedExecutor:
         self._queues: list[SimpleQueue[_Job | None]] = []
         self._threads: list[threading.Thread] = []
         self._process_id: int | None = None
+        self._lock = threading.Lock()
+        self._round: _Round | None = None
+        self._jobs: list[_Job] = []
+        self._lost_to: BaseException | None = None
+        self._end: weakref.finalize[..., ThreadedExecutor] | None = None
 
     def run(self, tasks: Sequence[Task], caller: CallerState, abort: Callable[[], None]) -> None:
         """Run the tasks at the same time and wait until all of them have ended.
@@ -86,12 +91,39 @@ class ThreadedExecutor:
         num_threads = max(1, torch.get_num_threads() // self._num_workers)
         jobs = [_Job(_under(caller, task), num_threads, round_) for task in tasks]
         self._start()
+        with self._lock:
+            if self._lost_to is not None:
+                raise self._lost_to
+            self._round, self._jobs = round_, jobs
         self._complete(jobs, round_)
+        with self._lock:
+            self._round, self._jobs = None, []
         if round_.failure is not None:
             try:
                 raise round_.failure
             finally:
                 round_.failure = None
+
+    def interrupt(self, error: BaseException) -> None:
+        """Let `run`, wherever it waits, raise this error, and give the workers up.
+
+        For when a worker waits for another process that will never answer; from any thread. No
+        task is run any more.
+        """
+        with self._lock:
+            self._lost_to = error
+            round_, jobs = self._round, self._jobs
+            if self._end is not None:
+                self._end.detach()  # nobody waits for the threads when the interpreter ends
+        if round_ is not None:
+            round_.fail(error)
+        for job in jobs:
+            job.finished.set()
+
+    @property
+    def has_lost_worker(self) -> bool:
+        """Whether a worker that was given up has not come back."""
+        return self._lost_to is not None and any(each.is_alive() for each in self._threads)
 
     def owns_this_thread(self) -> bool:
         """Whether the caller is one of the workers."""
@@ -128,7 +160,7 @@ class ThreadedExecutor:
             raise
         self._queues, self._threads, self._process_id = queues, threads, os.getpid()
         # Runs when this object goes, and before the interpreter exits.
-        weakref.finalize(self, _stop, queues, threads, self._process_id)
+        self._end = weakref.finalize(self, _stop, queues, threads, self._process_id)
 
 
 def is_of_autograd() -> bool:

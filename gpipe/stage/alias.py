@@ -1,19 +1,23 @@
 """A layer's own leaves on the storages of its parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpipe.stage.device import Device
+from gpipe.stage.sharded import sharded_parameters
 
 __all__ = ["Aliases"]
 
 
 class Aliases:
     """The leaves with which one layer computes while a mini-batch runs.
+
+    FSDP2 puts parameters of its own in place and takes their gradients away: those are left alone.
 
     Each micro-batch adds its gradient to an alias, so that the parameter itself gets one gradient a
     mini-batch and its hooks fire once. A layer has aliases of its own even for a parameter that it
@@ -30,8 +34,19 @@ class Aliases:
     def __init__(self, layer: nn.Module, device: Device | None = None) -> None:
         self._layer = layer
         self._device = device
+        self._left_alone = sharded_parameters(layer)
         self._aliases: dict[Parameter, Parameter] = {}
         self._copied: dict[Parameter, tuple[int, int, bool]] = {}
+
+    def trained(self) -> list[Parameter]:
+        """The parameters that get gradients, each once, while no alias is in their place."""
+        parameters = self._layer.parameters()
+        return [each for each in parameters if each.requires_grad and each not in self._left_alone]
+
+    @property
+    def left_alone(self) -> Collection[Parameter]:
+        """The parameters that get their gradients themselves."""
+        return self._left_alone
 
     def has_copies(self) -> bool:
         """Whether the layer has a parameter that lives on another device."""
@@ -45,6 +60,8 @@ class Aliases:
         originals = {alias: parameter for parameter, alias in known.items()}
         for container, key, found in list(_places(self._layer)):
             parameter = originals.get(found, found)
+            if parameter in self._left_alone:
+                continue
             if not (parameter.requires_grad or self._is_elsewhere(parameter)):
                 continue
             if parameter not in self._aliases:
@@ -91,6 +108,13 @@ class Aliases:
                 taken.append((parameter, gradient))
         return taken
 
+    def take_left_alone(self) -> list[tuple[Parameter, Tensor]]:
+        """The gradients of those parameters that have no alias, and forget them."""
+        taken = [(each, each.grad) for each in self._left_alone if each.grad is not None]
+        for parameter, _ in taken:
+            parameter.grad = None
+        return taken
+
 
 def _places(layer: nn.Module) -> Iterator[tuple[Any, Any, Parameter]]:
     """Each place of a parameter: `_parameters`, and lists such as an LSTM's weights."""
@@ -111,9 +135,13 @@ def _renewed(parameter: Parameter, alias: Parameter | None) -> Parameter:
     """The alias that there was, while it still stands for the parameter; otherwise a new one."""
     if alias is not None and _stands_for(alias, parameter):
         return alias
-    # A subclass of Parameter keeps its methods, and an object its attributes.
-    new: Parameter = torch.Tensor._make_subclass(type(parameter), parameter.detach(), True)
-    vars(new).update(vars(parameter))
+    if is_traceable_wrapper_subclass(parameter):
+        new = Parameter(parameter.detach())
+    else:  # a subclass of Parameter keeps its methods
+        new = torch.Tensor._make_subclass(type(parameter), parameter.detach(), True)
+    vars(new).update(
+        {name: each for name, each in vars(parameter).items() if name not in vars(new)}
+    )
     return new
 
 
@@ -122,5 +150,14 @@ def _stands_for(alias: Tensor, parameter: Tensor) -> bool:
         alias.dtype == parameter.dtype
         and alias.device == parameter.device
         and torch.is_same_size(alias, parameter)
-        and alias.is_set_to(parameter)
+        and all(map(Tensor.is_set_to, _plain(alias), _plain(parameter)))
     )
+
+
+def _plain(tensor: Tensor) -> list[Tensor]:
+    """What a tensor keeps its numbers in: itself, unless it is a shell around others."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    inner = [getattr(tensor, name) for name in names]
+    return [plain for each in inner if isinstance(each, Tensor) for plain in _plain(each)]

@@ -1,7 +1,7 @@
 """The value that passes from one stage to the next."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Boundary", "Gradients", "pack", "unpack"]
+__all__ = [
+    "Boundary",
+    "Gradients",
+    "Payload",
+    "memory_like",
+    "pack",
+    "same_structure",
+    "start_of",
+    "unpack",
+]
 
 _ALIGNMENT_BYTES = 64  # every allocator of torch aligns at least so
 
@@ -48,7 +57,9 @@ class Boundary(NamedTuple):
 
     def resembles(self, other: "Boundary") -> bool:
         """Whether the structures are the same, and all that is no tensor is equal."""
-        return len(self.tensors) == len(other.tensors) and _same(self.structure, other.structure)
+        return len(self.tensors) == len(other.tensors) and same_structure(
+            self.structure, other.structure
+        )
 
     def versions(self) -> list[int]:
         """A number for each tensor that grows with each write into it."""
@@ -62,6 +73,10 @@ class Boundary(NamedTuple):
     def copied(self) -> "Boundary":
         """Copies that are no leaves, with the same strides; gradients flow back through them."""
         return Boundary([_copy(tensor) for tensor in self.tensors], self.structure)
+
+
+Payload = Boundary | Gradients
+"""What passes between two stages: a boundary, or the gradients of its tensors."""
 
 
 def pack(value: Any) -> Boundary:
@@ -80,6 +95,40 @@ def unpack(boundary: Boundary) -> Any:
     """The value that `pack` was given, with the boundary's tensors in it."""
     tensors, structure = boundary
     return tensors[0] if structure is None else _put_in(structure, tensors)
+
+
+def same_structure(mine: Structure | None, other: Structure | None) -> bool:
+    """Whether the structures are the same, and all that is no tensor is equal."""
+    if mine is None or other is None:
+        return mine is other
+    return mine.spec == other.spec and all(
+        _same_item(a, b) for a, b in zip(mine.template, other.template, strict=True)
+    )
+
+
+def start_of(tensor: Tensor) -> int:
+    """How many elements behind the alignment of every allocator a tensor starts."""
+    return tensor.data_ptr() % _ALIGNMENT_BYTES // tensor.element_size()
+
+
+@torch.no_grad()
+def memory_like(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    start: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """A new tensor with these strides and this start: the bits that kernels give depend on both.
+
+    A layer's input is copied in its first mini-batch and perhaps not in its second, and a slice of
+    a mini-batch rarely starts where an allocation would.
+    """
+    is_empty = 0 in shape
+    steps = zip(shape, strides, strict=True)
+    extent = 0 if is_empty else 1 + sum((size - 1) * stride for size, stride in steps)
+    memory = torch.empty(start + extent, dtype=dtype, device=device)
+    return memory.as_strided(shape, strides, start).detach()
 
 
 def _take_out(value: Any, tensors: dict[int, Tensor]) -> Structure:
@@ -120,20 +169,12 @@ def _rebuilt(instance: Any, values: Mapping[str, Any]) -> Any:
     return rebuilt
 
 
-def _same(mine: Structure | None, other: Structure | None) -> bool:
-    if mine is None or other is None:
-        return mine is other
-    return mine.spec == other.spec and all(
-        _same_item(a, b) for a, b in zip(mine.template, other.template, strict=True)
-    )
-
-
 def _same_item(mine: Any, other: Any) -> bool:
     if type(mine) is not type(other):
         return False
     if type(mine) is _Record:
         return mine.fields.keys() == other.fields.keys() and all(
-            _same(field, other.fields[name]) for name, field in mine.fields.items()
+            same_structure(field, other.fields[name]) for name, field in mine.fields.items()
         )
     try:
         return bool(mine == other)
@@ -153,18 +194,8 @@ def _copy(tensor: Tensor) -> Tensor:
     return _empty_like(tensor).copy_(tensor)
 
 
-@torch.no_grad()
 def _empty_like(tensor: Tensor) -> Tensor:
-    """Memory with the same strides and alignment: the bits that a kernel gives depend on both.
-
-    A layer's input is copied in its first mini-batch and perhaps not in its second, and a slice of
-    a mini-batch rarely starts where an allocation would.
-    """
-    start = tensor.data_ptr() % _ALIGNMENT_BYTES // tensor.element_size()
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    memory = torch.empty(start + extent, dtype=tensor.dtype, device=tensor.device)
-    return memory.as_strided(tensor.shape, tensor.stride(), start).detach()
+    return memory_like(tensor.shape, tensor.stride(), start_of(tensor), tensor.dtype, tensor.device)
 
 
 def _overlaps(tensor: Tensor) -> bool:

@@ -324,6 +324,13 @@ def default_devices() -> list[torch.device]:
     return [torch.device(accelerator_type, index) for index in range(num_devices)]
 
 
+def own_device(device_type: str) -> torch.device:
+    """The device of this process among those of a type: the current one, or the host."""
+    if device_type == HOST.type:
+        return HOST
+    return torch.device(device_type, torch.accelerator.current_device_index())
+
+
 def from_host(numbers: Sequence[float], like: Tensor) -> Tensor:
     """The numbers as a tensor of that dtype, where it lives, without waiting for a stream."""
     return torch.tensor(numbers, dtype=like.dtype, device=HOST).to(like.device, non_blocking=True)

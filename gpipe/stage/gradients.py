@@ -10,7 +10,9 @@ from torch.nn import Parameter
 from gpipe.stage.alias import Aliases
 from gpipe.stage.insist import insist
 
-__all__ = ["collect_gradients", "swapped_in"]
+__all__ = ["Retain", "collect_gradients", "summed", "swapped_in", "take_gradients"]
+
+Retain = Callable[[Iterable[Tensor]], None]
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def collect_gradients(
     aliases: Sequence[Aliases],
     names: Mapping[Parameter, str],
     run: Callable[[], None],
-    retain: Callable[[Iterable[Tensor]], None],
+    take: Callable[[], dict[Parameter, Tensor]],
 ) -> dict[Parameter, Tensor]:
     """The gradients of a run of backwards; a run that fails leaves none behind.
 
@@ -36,7 +38,7 @@ def collect_gradients(
         aliases: Those of the layers whose backwards run.
         names: All trained parameters of the model, with their names.
         run: Runs the backwards.
-        retain: Keeps what the stages have made while the caller, who then drops it, still uses it.
+        take: Takes what has come together when they have.
 
     Raises:
         RuntimeError: A gradient has come to a parameter itself instead of its layer's alias.
@@ -45,27 +47,44 @@ def collect_gradients(
         try:
             with swapped_in(aliases):
                 run()
-            _refuse_direct_gradients(names)
-            return _take_gradients(aliases, retain)
+            left_alone = {each for alias in aliases for each in alias.left_alone}
+            _refuse_direct_gradients(
+                {each: name for each, name in names.items() if each not in left_alone}
+            )
+            return take()
         finally:
             insist(alias.clear for alias in aliases)
 
 
-def _take_gradients(
-    aliases: Iterable[Aliases], retain: Callable[[Iterable[Tensor]], None]
+def take_gradients(aliases: Iterable[Aliases], retain: Retain) -> dict[Parameter, Tensor]:
+    """What has come together, summed where layers share a parameter.
+
+    Args:
+        aliases: Those of the layers, in order.
+        retain: Keeps what the stages have made while the caller, who then drops it, still uses it.
+    """
+    aliases = list(aliases)
+    total = summed((pair for alias in aliases for pair in alias.take_gradients()), retain)
+    return total | dict(pair for alias in aliases for pair in alias.take_left_alone())
+
+
+def summed(
+    gradients: Iterable[tuple[Parameter, Tensor]], retain: Retain
 ) -> dict[Parameter, Tensor]:
-    # In the order of the layers, so that the sum of a tied parameter has the same bits for any cut.
+    """The sum for each parameter.
+
+    In the order of the layers, so that that of a tied parameter has the same bits for any cut.
+    """
     total: dict[Parameter, Tensor] = {}
-    for alias in aliases:
-        for parameter, gradient in alias.take_gradients():
-            earlier = total.pop(parameter, None)
-            if earlier is not None:
-                retain([earlier, gradient])
-                gradient = earlier + gradient.to(earlier.device)
-            elif gradient.device != parameter.device:
-                retain([gradient])
-                gradient = gradient.to(parameter.device)
-            total[parameter] = gradient
+    for parameter, gradient in gradients:
+        earlier = total.pop(parameter, None)
+        if earlier is not None:
+            retain([earlier, gradient])
+            gradient = earlier + gradient.to(earlier.device)
+        elif gradient.device != parameter.device:
+            retain([gradient])
+            gradient = gradient.to(parameter.device)
+        total[parameter] = gradient
     return total
 
 

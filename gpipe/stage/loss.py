@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,21 @@ from torch.nn import functional
 
 from gpipe.stage.device import from_host
 
-__all__ = ["REDUCTIONS", "LossFunction", "Reduction", "reduction_of"]
+__all__ = ["REDUCTIONS", "LossFunction", "Parts", "Reduction", "reduction_of"]
 
 LossFunction = Callable[[Any, Any], Any]
 
 Scalars = tuple[Tensor, ...]
 """What a loss gives for one micro-batch; the first is differentiated."""
+
+
+class Parts(NamedTuple):
+    """What makes up the loss of a mini-batch; those of several replicas add up, part by part."""
+
+    loss: Tensor
+    """The sum of what is differentiated."""
+    weight: Tensor | None = None
+    """What that is divided by, where only the targets tell."""
 
 
 class Reduction(ABC):
@@ -35,10 +44,14 @@ class Reduction(ABC):
         """The gradient that enters a micro-batch's loss, as far as it is known before the run."""
 
     @abstractmethod
-    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
-        """The loss of the mini-batch."""
+    def parts(self, scalars: Sequence[Scalars], num_rows: Sequence[int], total_rows: int) -> Parts:
+        """What the micro-batches give, of a mini-batch with so many rows in all replicas."""
 
-    def correction(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor | None:
+    def total(self, parts: Parts) -> Tensor:
+        """The loss of the mini-batch."""
+        return parts.loss
+
+    def correction(self, parts: Parts, total_rows: int) -> Tensor | None:
         """The factor that all gradients still need at the end; None for one."""
         return None
 
@@ -49,11 +62,10 @@ class _Mean(Reduction):
     def seed(self, num_rows: int, total_rows: int) -> float:
         return num_rows / total_rows
 
-    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
+    def parts(self, scalars: Sequence[Scalars], num_rows: Sequence[int], total_rows: int) -> Parts:
         losses = _stacked([loss for (loss,) in scalars])
-        total_rows = sum(num_rows)
         shares = [self.seed(rows, total_rows) for rows in num_rows]
-        return (losses * from_host(shares, losses)).sum()
+        return Parts((losses * from_host(shares, losses)).sum())
 
 
 class _Sum(Reduction):
@@ -62,8 +74,8 @@ class _Sum(Reduction):
     def seed(self, num_rows: int, total_rows: int) -> float:
         return 1.0
 
-    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
-        return _stacked([loss for (loss,) in scalars]).sum()
+    def parts(self, scalars: Sequence[Scalars], num_rows: Sequence[int], total_rows: int) -> Parts:
+        return Parts(_stacked([loss for (loss,) in scalars]).sum())
 
 
 class _Weighted(Reduction):
@@ -84,16 +96,20 @@ class _Weighted(Reduction):
         # in half precision keep the size that they will have.
         return 1 / total_rows
 
-    def total(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor:
-        return _stacked([loss for loss, _ in scalars]).sum() / _weight(scalars)
+    def parts(self, scalars: Sequence[Scalars], num_rows: Sequence[int], total_rows: int) -> Parts:
+        weight = _stacked([weight for _, weight in scalars]).sum()
+        return Parts(_stacked([loss for loss, _ in scalars]).sum(), weight)
 
-    def correction(self, scalars: Sequence[Scalars], num_rows: Sequence[int]) -> Tensor | None:
-        loss, _ = scalars[0]
+    def total(self, parts: Parts) -> Tensor:
+        assert parts.weight is not None
+        return parts.loss / parts.weight
+
+    def correction(self, parts: Parts, total_rows: int) -> Tensor | None:
+        assert parts.weight is not None
         # At least single precision: half cannot hold the number of rows.
-        dtype = torch.promote_types(loss.dtype, torch.float32)
-        weight = _weight(scalars).to(dtype)
+        weight = parts.weight.to(torch.promote_types(parts.loss.dtype, torch.float32))
         # Without any valid target torch's own mean is NaN, and its gradients are 0.
-        return torch.where(weight == 0, 0.0, sum(num_rows) / weight)
+        return torch.where(weight == 0, 0.0, total_rows / weight)
 
 
 REDUCTIONS: dict[str, type[Reduction]] = {"mean": _Mean, "sum": _Sum, "weighted": _Weighted}
@@ -187,7 +203,3 @@ def _weight_on(loss: Tensor, weight: Any) -> Tensor:
     if isinstance(weight, Tensor):
         return weight.detach().to(loss.device, non_blocking=True).reshape(())
     return torch.full((), weight, device=loss.device)
-
-
-def _weight(scalars: Sequence[Scalars]) -> Tensor:
-    return _stacked([weight for _, weight in scalars]).sum()

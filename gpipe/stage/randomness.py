@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpipe.stage.device import HOST, Device, device_of
 
-__all__ = ["GeneratorChangedError", "Randomness", "holding_generator"]
+__all__ = ["GeneratorChangedError", "Randomness", "holding_generator", "key_ahead"]
 
 _lock: ContextVar[RLock] = ContextVar("gpipe_generator_lock")
 
@@ -84,15 +84,17 @@ class Randomness:
 
     Args:
         devices: Those of the stages.
+        key: The key and the number of the replica, where another process has told it. The
+            caller's generator moves on as if it had come from there.
     """
 
-    def __init__(self, devices: Iterable[Device] = ()) -> None:
+    def __init__(self, devices: Iterable[Device] = (), key: tuple[int, int] | None = None) -> None:
         host = device_of(HOST)
         every = (generator for device in devices for generator in device.generators)
         self._generators = tuple(dict.fromkeys((host, *every)))
-        self._key: int | None = None
+        self._key = None if key is None else _of_replica(*key)
         self._state_after_key: Tensor | None = None
-        self._drawn = False
+        self.drawn = False
         self._paid = False
 
     def run(
@@ -124,15 +126,12 @@ class Randomness:
                 drew = _differ(_states(generators), seeded)
             finally:
                 _put(generators, before)
-            self._drawn = self._drawn or drew
+            self.drawn = self.drawn or drew
         return Called(result, drew, watch.read)
 
     def _drawn_key(self) -> int:
         if self._key is None:
-            ahead = torch.Generator(HOST)
-            ahead.set_state(device_of(HOST).random_state())
-            self._key = int(torch.randint(2**62, (), generator=ahead, device=HOST))
-            self._state_after_key = ahead.get_state()
+            self._key, self._state_after_key = _ahead()
         return self._key
 
     @contextmanager
@@ -159,12 +158,30 @@ class Randomness:
 
     def _pay(self) -> None:
         """Move the caller's generator on by the key, once."""
-        if self._drawn and not self._paid:
-            assert self._state_after_key is not None
+        if self.drawn and not self._paid:
             with holding_generator():
-                torch.set_rng_state(self._state_after_key)
+                after = self._state_after_key
+                torch.set_rng_state(_ahead()[1] if after is None else after)
                 _payments.count += 1
             self._paid = True
+
+
+def key_ahead() -> int:
+    """The key that the caller's generator would give next; it stays as it is."""
+    with holding_generator():
+        return _ahead()[0]
+
+
+def _ahead() -> tuple[int, Tensor]:
+    """The next key of the caller's generator on the host, and its state behind it."""
+    ahead = torch.Generator(HOST)
+    ahead.set_state(device_of(HOST).random_state())
+    return int(torch.randint(2**62, (), generator=ahead, device=HOST)), ahead.get_state()
+
+
+def _of_replica(key: int, replica: int) -> int:
+    """Replicas have other examples, so they draw other numbers; the first those of one process."""
+    return key if replica == 0 else _mixed(key, replica, replica)
 
 
 class _Watch:

@@ -10,6 +10,7 @@ from gpipe.stage.alias import Aliases
 from gpipe.stage.device import device_of
 from gpipe.stage.habits import Habits
 from gpipe.stage.placement import settle
+from gpipe.stage.sharded import fully_sharded, reduce_next, sum_gradients
 from gpipe.stage.skip_route import uses_skips
 
 __all__ = ["Stage"]
@@ -48,6 +49,8 @@ class Stage:
         settled = {} if settled is None else settled
         for layer in layers:
             settle(layer, device, settled)
+        self._sharded = fully_sharded(layers)
+        sum_gradients(layers)
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -66,6 +69,15 @@ class Stage:
     def forget_habits(self) -> None:
         """Learn everything again."""
         self._habits.clear()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the layers keep parameters in parts, and reduce gradients themselves."""
+        return bool(self._sharded)
+
+    def announce_backward(self, *, is_last: bool) -> None:
+        """Let gradients be reduced once, in the last backward of a mini-batch."""
+        reduce_next(self._sharded, reduces=is_last)
 
     @property
     def layer_range(self) -> str:

@@ -1,7 +1,13 @@
 """The norm of all gradients together."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+
+from gpipe.execution.local_parts import local_part
+from gpipe.pipeline.model import GPipe
 
 __all__ = ["clip_grad_norm_"]
 
@@ -9,7 +15,8 @@ __all__ = ["clip_grad_norm_"]
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:
     """Scale all gradients so that their norm, over all stages together, is at most `max_norm`.
 
-    A parameter that several layers share counts once.
+    A parameter that several layers share counts once. On a mesh all ranks call it, and the norm is
+    that of all of them.
 
     Args:
         model: A `GPipe`, or any module; its parameters may live on several devices.
@@ -24,7 +31,13 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     """
     if not max_norm >= 0:
         raise ValueError(f"max_norm is {max_norm}. Pass a number of at least 0.")
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients, norm_type)
-    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    if isinstance(model, GPipe):
+        norm = model.total_norm(norm_type)
+    else:
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type)
+    # Of a DTensor the part here: torch does not scale the two kinds together.
+    every = (each.grad for each in model.parameters() if each.grad is not None)
+    parts = [SimpleNamespace(grad=local_part(gradient)) for gradient in every]
+    torch.nn.utils.clip_grads_with_norm_(cast("list[Tensor]", parts), max_norm, norm)
     return norm

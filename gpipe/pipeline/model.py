@@ -1,58 +1,38 @@
-"""The class that users wrap their model in."""
+"""The model that users wrap theirs in."""
 
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 
 from gpipe.arguments import require_choice, require_count
-from gpipe.balance import balance_by_parameters, require_balance
-from gpipe.execution.engine import Engine
+from gpipe.balance import require_balance
+from gpipe.execution.distributed import DistributedEngine
+from gpipe.execution.engine import Ended, Engine, Size
 from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
-from gpipe.execution.orders import Orders
-from gpipe.execution.recorder import Recorder
-from gpipe.execution.skip_channel import Route
-from gpipe.schedule import LOOPED_SCHEDULES, RECOMPUTE_MODES, Builder, Schedule
+from gpipe.execution.replicas import ALL_REDUCES, BUCKET_BYTES, AllReduce
+from gpipe.pipeline.layout import Layout, OnMesh, Parallelize
+from gpipe.pipeline.result import StepResult
+from gpipe.schedule import RECOMPUTE_MODES, Builder, Schedule
 from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import defer_batch_norm
-from gpipe.stage.boundary import unpack
-from gpipe.stage.device import default_devices
-from gpipe.stage.loss import LossFunction, reduction_of
+from gpipe.stage.boundary import Boundary, unpack
+from gpipe.stage.device import Device
+from gpipe.stage.elsewhere import Elsewhere
+from gpipe.stage.loss import LossFunction, Reduction, reduction_of
 from gpipe.stage.microbatch import Batch, Split, join, num_rows, slice_sizes
-from gpipe.stage.placement import require_devices, require_list
+from gpipe.stage.placement import require_list
 from gpipe.stage.sequential import require_sequential
-from gpipe.stage.skip_route import skip_routes
 from gpipe.stage.stage import Stage
-from gpipe.timeline import Timeline
 
-__all__ = ["GPipe", "StepResult", "num_workers_of"]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What `GPipe.step` gives back.
-
-    Attributes:
-        loss: The loss of the mini-batch: a tensor with one number, without a graph.
-        output: The output of the mini-batch, without a graph; None unless it was asked for.
-    """
-
-    loss: Tensor
-    output: Any
-    _recorder: Recorder | None = field(default=None, repr=False)
-
-    @property
-    def timeline(self) -> Timeline | None:
-        """When each action ran; None where no gradients were made."""
-        return self._recorder.timeline if self._recorder else None
+__all__ = ["GPipe"]
 
 
 class GPipe(nn.Module):
@@ -81,6 +61,23 @@ class GPipe(nn.Module):
             number holds for all tensors of input, target and output. A structure such as
             `{"x": 0, "mask": None}` holds for the input, where None gives every micro-batch the
             whole; target and output are cut along 0 then.
+        mesh: A DeviceMesh with a dimension "pipe": this process has the stages of one worker, and
+            others, which make the same GPipe, have those of the others. Along a dimension "data"
+            are replicas, whose gradients are averaged.
+        dynamic_shapes: Whether what passes between two stages of a mesh may look otherwise though
+            the input looks the same; shapes then go along with every micro-batch.
+        all_reduce: How gradients are summed over the replicas of a mesh, while their pipelines
+            drain: "backend": by the collective of its backend; "ring": by `ring_all_reduce`;
+            "none": not at all. They are weighed by the rows, or the weight, of all replicas, so
+            that their sum is what one process would have.
+        bucket_bytes: The most that goes into one such sum.
+        parallelize: Called with each stage of this process, a Sequential of its layers, and the
+            mesh; spreads the layers over further dimensions, such as by `fully_shard` of FSDP2
+            (with each layer, not the stage) or `parallelize_module`, and returns the stage.
+        watchdog_s: After how many seconds in which no rank of a mesh gets on stderr tells what each
+            of them waits for; None: never.
+        seed: What the first values of layers on the meta device are made of, the same on all
+            ranks. They do not depend on where the model is cut.
 
     Raises:
         TypeError: `module` is no Sequential, or an argument has the wrong type.
@@ -100,6 +97,13 @@ class GPipe(nn.Module):
         devices: Sequence[torch.device | str] | None = None,
         deferred_batch_norm: bool = False,
         split: Split = None,
+        mesh: DeviceMesh | None = None,
+        dynamic_shapes: bool = False,
+        all_reduce: AllReduce = "backend",
+        bucket_bytes: int = BUCKET_BYTES,
+        parallelize: Parallelize | None = None,
+        watchdog_s: float | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         require_sequential(module)
@@ -109,19 +113,50 @@ class GPipe(nn.Module):
         self.schedule = schedule
         self.deferred_batch_norm = deferred_batch_norm
         self.split = 0 if split is None else split
-        self.balance = _balance(module, balance, devices)
-        self._orders = self._make_orders(num_workers_of(schedule, devices))
-        self.devices = require_devices(devices, self._orders.num_workers)
+        require_choice("all_reduce", all_reduce, ALL_REDUCES)
+        require_count("bucket_bytes", bucket_bytes)
+        layers = list(module.children())
+        on_mesh = None
+        if mesh is not None:
+            on_mesh = OnMesh(
+                mesh, dynamic_shapes, all_reduce, bucket_bytes, parallelize, watchdog_s
+            )
+        self._layout = Layout(layers, balance, self.chunks, schedule, devices, on_mesh)
+        self.balance, self.devices = self._layout.balance, self._layout.devices
+        self._layout.materialise(layers, seed)
         # What hangs on the Sequential hangs on this module now: its layers keep their names.
         # (Last, since a layer may have the name of an attribute above.)
         of_torch = vars(nn.Module())
         vars(self).update({name: vars(module)[name] for name in of_torch})
+        if self._layout.pipe is not None:
+            self._modules = self._layout.kept(dict(self.named_children()))
         self._build()
+        self._layout.require_agreement(
+            {
+                "the number of layers": len(layers),
+                "the classes of the layers": ", ".join(type(layer).__name__ for layer in layers),
+                "checkpoint": checkpoint,
+                "deferred_batch_norm": str(deferred_batch_norm),
+                "split": str(split),
+                "seed": seed,
+            }
+        )
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages; each has its layers and its device."""
         return self._engine.stages
+
+    def total_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of all gradients together; on a mesh all ranks ask for it.
+
+        Args:
+            norm_type: The p of the p-norm.
+        """
+        if isinstance(self._engine, DistributedEngine):
+            return self._engine.total_norm(norm_type)
+        gradients = [each.grad for each in self.parameters() if each.grad is not None]
+        return nn.utils.get_total_norm(gradients, norm_type)
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -134,30 +169,34 @@ class GPipe(nn.Module):
             return nn.Sequential(OrderedDict(list(self.named_children())[index]))
         return self._layers()[index]
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Any, *, broadcast_output: bool = False) -> Any:
         """The output of the whole mini-batch; any loss over it may follow.
+
+        On a mesh it only evaluates, and all ranks call it: the first worker's input is taken, and
+        the output is on the last worker, None on the others.
 
         Args:
             input: What the Sequential takes; each tensor has one row per example.
+            broadcast_output: Whether all workers of a mesh get the output.
 
         Returns:
             What the Sequential returns; each tensor has one row per example.
 
         Raises:
             ValueError: The tensors of the input disagree on the number of rows.
+            RuntimeError: It is in training mode, with gradients, on a mesh.
             BaseException: What a layer raised, with a note of stage, layer and micro-batch.
         """
-        batch = Batch.of("input", input, self.split)
-        rows = num_rows(batch)
         with self._engine_of_layers().turn():
-            if not self._trains(rows):
-                schedule = self._orders.of_model(self._num_microbatches(rows), "never")
-                return unpack(join(self._engine.evaluate(batch, schedule), self._output_dim()))
-            schedule = self._orders.of_model(self._num_microbatches(rows), self.checkpoint)
-            output = self._engine.differentiable(
-                batch, schedule, self._trained(), self._output_dim()
-            )
-            return unpack(output)
+            batch = self._input_batch(input)
+            size = self._size(batch, None)
+            if size.trains:
+                schedule = self._layout.orders.of_model(size.num_microbatches, self.checkpoint)
+                return unpack(self._differentiable(batch, schedule))
+            schedule = self._layout.orders.of_model(size.num_microbatches, "never")
+            outputs = self._engine.evaluate(batch, schedule).outputs
+            whole = join(outputs, self._output_dim()) if outputs else None
+            return self._given_out(whole, broadcast_output)
 
     def step(
         self,
@@ -191,35 +230,23 @@ class GPipe(nn.Module):
             BaseException: What a layer or the loss raised, with a note of stage, layer and
                 micro-batch; gradients are as they were before.
         """
-        batch = Batch.of("input", input, self.split)
-        targets = Batch.of("target", target, self._output_dim())
-        rows = num_rows(batch, targets)
         reduction = reduction_of(loss_fn, loss_reduction)
         with self._engine_of_layers().turn():
-            trains = self._trains(rows)
-            num_microbatches = self._num_microbatches(rows)
-            if trains:
-                schedule = self._orders.of_step(num_microbatches, self.checkpoint)
+            batch, targets = self._input_batch(input), self._target_batch(target)
+            size = self._size(batch, targets)
+            output_dim = self._output_dim() if return_output else None
+            head = None
+            if targets is not None:
+                device = self.stages[-1].runs_on
+                head = _head(reduction, targets, size, device, loss_scale, output_dim)
+            if size.trains:
+                ended = self._train(batch, size, head, loss_fn)
             else:
-                schedule = self._orders.of_model(num_microbatches, "never")
-            targets = near(targets, self.stages[-1].runs_on)
-            head = LossHead(
-                reduction,
-                targets.slices(num_microbatches),
-                slice_sizes(rows, num_microbatches),
-                inlet_of(targets, self.stages[-1].runs_on),
-                loss_scale=loss_scale,
-                output_dim=self._output_dim() if return_output else None,
-            )
-            recorder = None
-            if trains:
-                _warn_of_replicas()
-                of_loss, names = _parameters_of_loss(loss_fn)
-                names |= self._trained()
-                recorder = self._engine.step(batch, schedule, head, names, of_loss)
-            else:
-                self._engine.evaluate(batch, schedule, head)
-            return StepResult(head.total(), head.output(), recorder)
+                schedule = self._layout.orders.of_model(size.num_microbatches, "never")
+                ended = self._engine.evaluate(batch, schedule, head)
+            assert ended.loss is not None
+            recorder = ended.recorder if size.trains else None
+            return StepResult(ended.loss, head and head.output(), recorder)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What `to()`, `half()` and the like do to all tensors; where these live does not change.
@@ -238,44 +265,32 @@ class GPipe(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_engine", "_orders")
-        return {name: value for name, value in vars(self).items() if name not in derived}
+        if self._layout.pipe is not None:
+            raise TypeError(
+                "A GPipe on a mesh cannot be copied or pickled: it is this process's part of "
+                "something. Save its state_dict(), and make another GPipe there."
+            )
+        return {name: value for name, value in vars(self).items() if name != "_engine"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._orders = self._make_orders(len(self.devices))
+        self._layout.update(self._layers())
         self._build()
 
     def _build(self) -> None:
         """Make what follows from the arguments, and is neither copied nor pickled."""
-        named_layers = iter(self.named_children())
-        stages: list[Stage] = []
-        settled: dict[Parameter, Parameter] = {}
-        for num_layers, worker in zip(self.balance, self._orders.worker_of, strict=True):
-            first_layer, device = sum(len(stage) for stage in stages), self.devices[worker]
-            names, layers = zip(*islice(named_layers, num_layers), strict=True)
-            stages.append(Stage(len(stages), names, layers, first_layer, device, settled))
+        stages = self._layout.stages(dict(self.named_children()))
         norms = defer_batch_norm(self._layers()) if self.deferred_batch_norm else []
-        self._engine = Engine(stages, len(self.devices), self._routes(), norms)
-
-    def _make_orders(self, num_workers: int | None) -> Orders:
-        return Orders(self.schedule, len(self.balance), self.chunks, num_workers)
+        self._engine = self._layout.engine(stages, norms)
 
     def _engine_of_layers(self) -> Engine:
         """The engine; a new one if layers were exchanged since the last mini-batch."""
-        if [layer for stage in self.stages for layer in stage] != self._layers():
+        present = [layer for layer in self._layers() if not isinstance(layer, Elsewhere)]
+        if [layer for stage in self.stages for layer in stage] != present:
             require_balance(self.balance, len(self))
+            self._layout.update(self._layers())
             self._build()
         return self._engine
-
-    def _routes(self) -> list[Route]:
-        """The skips that go from one stage to another."""
-        stage_of = [stage for stage, size in enumerate(self.balance) for _ in range(size)]
-        routes = (
-            Route(skip.key, stage_of[skip.stash_layer], stage_of[skip.pop_layer])
-            for skip in skip_routes(self._layers())
-        )
-        return [route for route in routes if route.stash_stage != route.pop_stage]
 
     def _output_dim(self) -> int:
         return self.split if isinstance(self.split, int) else 0
@@ -283,21 +298,82 @@ class GPipe(nn.Module):
     def _layers(self) -> list[nn.Module]:
         return list(self.children())
 
-    def _trains(self, rows: int) -> bool:
+    def _input_batch(self, input: Any) -> Batch | None:
+        """The input, where the first stage is here."""
+        return Batch.of("input", input, self.split) if self.stages[0].index == 0 else None
+
+    def _target_batch(self, target: Any) -> Batch | None:
+        """The target, where the last stage is here."""
+        is_here = self.stages[-1].index == len(self.balance) - 1
+        return Batch.of("target", target, self._output_dim()) if is_here else None
+
+    def _size(self, batch: Batch | None, targets: Batch | None) -> Size:
+        """What is known of the mini-batch, here and in other processes, before it begins."""
         trains = self.training and torch.is_grad_enabled()
-        if trains and rows == 0:
+        present = [each for each in (batch, targets) if each is not None]
+        rows = num_rows(*present) if present else 0
+        if present and trains and rows == 0:
             raise ValueError(
                 "The mini-batch has 0 rows: there is nothing to train on. Leave it out."
             )
-        return trains
+        num_microbatches = max(1, min(self.chunks, rows))
+        size = self._engine.agree(batch, Size(rows, rows, num_microbatches, trains))
+        if present and rows != size.rows:
+            raise ValueError(
+                f"The target has {rows} rows and the input of the first worker has {size.rows}. "
+                "Pass both of the same mini-batch."
+            )
+        return size
+
+    def _differentiable(self, batch: Batch | None, schedule: Schedule) -> Boundary:
+        if batch is None or self._layout.pipe is not None:
+            raise RuntimeError(
+                "On a mesh the loss is taken on the last worker, and a backward() here could not "
+                "reach the others. Train with step(input, target, loss_fn); to evaluate, call "
+                "eval() first, or the model under torch.no_grad()."
+            )
+        return self._engine.differentiable(batch, schedule, self._trained(), self._output_dim())
+
+    def _given_out(self, whole: Boundary | None, broadcast_output: bool) -> Any:
+        """The output, for this process or for all."""
+        if broadcast_output and isinstance(self._engine, DistributedEngine):
+            whole = self._engine.broadcast(whole)
+        return whole and unpack(whole)
+
+    def _train(
+        self, batch: Batch | None, size: Size, head: LossHead | None, loss_fn: LossFunction
+    ) -> Ended:
+        if self._layout.pipe is None:
+            _warn_of_replicas()
+        schedule = self._layout.orders.of_step(size.num_microbatches, self.checkpoint)
+        of_loss, names = _parameters_of_loss(loss_fn) if head else ([], {})
+        return self._engine.step(batch, schedule, head, names | self._trained(), of_loss)
 
     def _trained(self) -> dict[Parameter, str]:
         """The parameters that get gradients, each once, with their names."""
         named = self.named_parameters()
         return {parameter: name for name, parameter in named if parameter.requires_grad}
 
-    def _num_microbatches(self, rows: int) -> int:
-        return max(1, min(self.chunks, rows))
+
+def _head(
+    reduction: Reduction,
+    targets: Batch,
+    size: Size,
+    device: Device,
+    loss_scale: float,
+    output_dim: int | None,
+) -> LossHead:
+    """What takes the output of the last stage, on this device."""
+    targets = near(targets, device)
+    return LossHead(
+        reduction,
+        targets.slices(size.num_microbatches),
+        slice_sizes(size.rows, size.num_microbatches),
+        inlet_of(targets, device),
+        loss_scale=loss_scale,
+        output_dim=output_dim,
+        total_rows=size.total_rows,
+    )
 
 
 def _parameters_of_loss(loss_fn: LossFunction) -> tuple[list[Aliases], dict[Parameter, str]]:
@@ -317,24 +393,3 @@ def _warn_of_replicas() -> None:
             "loss.backward(), or average the gradients yourself.",
             stacklevel=3,
         )
-
-
-def num_workers_of(
-    schedule: str | Schedule | Builder, devices: Sequence[torch.device | str] | None
-) -> int | None:
-    """How many workers share the stages, where that is not for the schedule to say."""
-    if not isinstance(schedule, str) or schedule not in LOOPED_SCHEDULES:
-        return None
-    return len(default_devices() if devices is None else devices) or None
-
-
-def _balance(
-    module: nn.Sequential,
-    balance: int | Sequence[int] | None,
-    devices: Sequence[torch.device | str] | None,
-) -> list[int]:
-    if balance is None:
-        balance = max(1, len(default_devices() if devices is None else devices))
-    if isinstance(balance, SupportsIndex):
-        return balance_by_parameters(require_count("balance", balance), module)
-    return require_balance(balance, len(module))

@@ -1,0 +1,270 @@
+"""Drives one worker's part of each mini-batch, beside the processes of the others."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gpipe.execution import parcel
+from gpipe.execution.caller import CallerState
+from gpipe.execution.company import Company
+from gpipe.execution.engine import Engine, Size, Totals
+from gpipe.execution.harvest import Harvest
+from gpipe.execution.loss_head import LossHead
+from gpipe.execution.minibatch import Site
+from gpipe.execution.peer import Posted
+from gpipe.execution.pipe import Pipe, gathered
+from gpipe.execution.relay import Tie
+from gpipe.execution.replicas import Replicas
+from gpipe.execution.settlement import settle_totals
+from gpipe.execution.skip_channel import Route
+from gpipe.execution.total_norm import Counted, total_norm
+from gpipe.execution.wiring import Wiring
+from gpipe.execution.word import Word, Words
+from gpipe.schedule import Schedule
+from gpipe.stage.alias import Aliases
+from gpipe.stage.batchnorm import DeferredBatchNorm
+from gpipe.stage.boundary import Boundary
+from gpipe.stage.gradients import Retain
+from gpipe.stage.microbatch import Batch
+from gpipe.stage.randomness import Randomness, key_ahead
+from gpipe.stage.run import MiniBatchContext
+from gpipe.stage.stage import Stage
+
+__all__ = ["DistributedEngine", "PipeEnds"]
+
+_TAG = 2**30 - 2  # above those of wires, below those of ties
+
+
+class PipeEnds(NamedTuple):
+    """The workers of the first and of the last stage."""
+
+    first: int
+    last: int
+
+
+class DistributedEngine(Engine):
+    """Runs the row of one worker of each mini-batch; other processes run the others.
+
+    Args:
+        stages: Those of this worker.
+        pipe: The processes.
+        ends: Where the model begins and ends.
+        routes: The skips between stages.
+        norms: The layers of deferred batch normalisation which are here.
+        ties: The parameters that several workers have.
+        company: All processes, which end together.
+        replicas: The processes that have the same stages of other replicas.
+        dynamic_shapes: Whether boundaries may look otherwise though the input looks the same.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        pipe: Pipe,
+        ends: PipeEnds,
+        routes: Sequence[Route] = (),
+        norms: Sequence[DeferredBatchNorm] = (),
+        ties: Sequence[Tie] = (),
+        *,
+        replicas: Replicas,
+        company: Company,
+        dynamic_shapes: bool = False,
+    ) -> None:
+        super().__init__(stages, 1, routes, norms)
+        self.pipe = pipe
+        self._ends = ends
+        self._ties = ties
+        self._replicas = replicas
+        self._company = company
+        self._waits_for: str | None = None
+        self._num_waits = 0
+        company.join(self)
+        self._words = Words(dynamic_shapes)
+        self._word: Word | None = None
+        self._word_on_its_way: list[Posted] = []
+        self._taken: dict[Parameter, Tensor] = {}
+        self._settled = Totals()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the own turn; what fails meanwhile fails on all ranks.
+
+        Raises:
+            StageError: Another rank has failed.
+        """
+        with super().turn(), self._company.sharing_failures():
+            yield
+
+    def interrupt(self, error: BaseException) -> None:
+        """Let whoever waits for the worker raise this error; the worker may wait for ever."""
+        self._executor.interrupt(error)
+
+    @property
+    def has_lost_worker(self) -> bool:
+        """Whether the worker was given up and has not come back."""
+        return self._executor.has_lost_worker
+
+    def progress(self) -> tuple[int, str | None]:
+        """How often this worker has begun or ended to wait, and for what it waits now."""
+        waits_for = self._waits_for
+        told = None if waits_for is None else f"worker {self.pipe.worker} waits for {waits_for}"
+        return self._num_waits, told
+
+    def agree(self, batch: Batch | None, size: Size) -> Size:
+        """The size of the next mini-batch; the first worker tells, the others listen.
+
+        Args:
+            batch: The input; None where the first stage is not here.
+            size: As far as this process knows it.
+        """
+
+        def pass_on() -> None:
+            word = self._hear() if batch is None else self._make_word(batch, size)
+            self._tell(word)
+            self._word = word
+
+        self.run_alone(pass_on)
+        assert self._word is not None
+        _require_same_mode(self._word, size)
+        return self._word.size
+
+    def broadcast(self, output: Boundary | None) -> Boundary:
+        """The output of the last stage, on all workers."""
+        device, source = self.stages[0].runs_on, self._ends.last
+        given = output
+
+        def share() -> None:
+            nonlocal given
+            if given is None:
+                given = cast("Boundary", parcel.receive(self.pipe.peer(source), device, _TAG))
+                return
+            others = [each for each in range(self.pipe.num_workers) if each != source]
+            sent = [parcel.send(given, self.pipe.peer(each), device, _TAG) for each in others]
+            for posted in chain.from_iterable(sent):
+                posted.wait()
+
+        self.run_alone(share)
+        assert given is not None
+        return given
+
+    def total_norm(self, norm_type: float) -> Tensor:
+        """That of the gradients of all workers together; all of them ask for it."""
+        found = torch.empty(0)
+
+        def gather() -> None:
+            nonlocal found
+            device = self.stages[0].device
+            found = total_norm(list(self._counted()), norm_type, self.pipe.control, device)
+
+        self.run_alone(gather)
+        return found
+
+    def _counted(self) -> Iterator[Counted]:
+        """The gradients that are here, but for those of parameters that are counted elsewhere."""
+        seen = {tie.parameter for tie in self._ties if tie.workers[0] != self.pipe.worker}
+        for stage in self.stages:
+            for index, layer in enumerate(stage, stage.first_layer):
+                for position, parameter in enumerate(layer.parameters()):
+                    if parameter.grad is not None and parameter not in seen:
+                        yield Counted(index, position, parameter.grad)
+                    seen.add(parameter)
+
+    def run_alone(self, function: Callable[[], None]) -> None:
+        """Call the function in the worker, so that the caller can be interrupted meanwhile."""
+        self._executor.run([function], CallerState(), lambda: None)
+
+    def _make_word(self, batch: Batch, size: Size) -> Word:
+        total_rows = size.rows
+        if self.pipe.replicas_control is not None:
+            every = gathered([size.rows], self.pipe.replicas_control)
+            total_rows = int(sum(rows for (rows,) in every))
+        look = self._words.look_of(batch)
+        known = size._replace(total_rows=total_rows)
+        return Word(look, *known, key_ahead())
+
+    def _tell(self, word: Word) -> None:
+        for posted in self._word_on_its_way:
+            posted.wait()
+        following = (self.pipe.worker + 1) % self.pipe.num_workers
+        if following != self._ends.first:
+            peer = self.pipe.peer(following)
+            self._word_on_its_way = [peer.send(word.line(), _TAG, on_host=True)]
+
+    def _hear(self) -> Word:
+        line = Word.empty_line()
+        before = (self.pipe.worker - 1) % self.pipe.num_workers
+        with self._waiting("the next mini-batch"):
+            self.pipe.peer(before).receive(line, _TAG, on_host=True).wait()
+        return Word.of_line(line)
+
+    def _randomness(self) -> Randomness:
+        assert self._word is not None
+        devices = (stage.runs_on for stage in self.stages)
+        return Randomness(devices, (self._word.key, self.pipe.replica))
+
+    def _site(
+        self,
+        schedule: Schedule,
+        context: MiniBatchContext,
+        head: LossHead | None,
+        aliases: Sequence[Aliases],
+    ) -> Site:
+        assert self._word is not None
+        wiring = Wiring(
+            self.pipe,
+            self.stages[0].runs_on,
+            schedule,
+            self._words.forms(self._word),
+            self._waiting,
+            has_backward=context.keeps_graph,
+        )
+        harvest = self._harvest(aliases) if context.keeps_graph else None
+
+        def tail() -> None:
+            if harvest is not None:
+                self._taken = harvest.finish()
+            self._settle(context, head)
+            wiring.finish()
+
+        drained = None if harvest is None else harvest.take_from
+        return Site((self.pipe.worker,), wiring.between, wiring.transfers, drained, tail)
+
+    def _harvest(self, aliases: Sequence[Aliases]) -> Harvest:
+        of_loss = aliases[len(self._aliases) :]
+        return Harvest(self.stages, of_loss, self._ties, self.pipe, self._replicas.begin())
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        self._waits_for, self._num_waits = what, self._num_waits + 1
+        yield
+        self._waits_for, self._num_waits = None, self._num_waits + 1
+
+    def _settle(self, context: MiniBatchContext, head: LossHead | None) -> None:
+        randomness = context.randomness
+        device = self.stages[-1].device
+        self._settled, drew = settle_totals(
+            self.pipe, head, device, drew=randomness.drawn, has_gradients=bool(self._taken)
+        )
+        randomness.drawn = drew
+
+    def _totals(self, _: LossHead | None) -> Totals:
+        totals, self._settled = self._settled, Totals()
+        return totals
+
+    def _take(self, _: Sequence[Aliases], __: Retain) -> dict[Parameter, Tensor]:
+        taken, self._taken = self._taken, {}
+        return taken
+
+
+def _require_same_mode(word: Word, size: Size) -> None:
+    if word.trains != size.trains:
+        modes = {True: "trains", False: "does not train"}
+        raise RuntimeError(
+            f"This worker {modes[size.trains]} and the first one {modes[bool(word.trains)]}. Call "
+            "train() or eval() on all ranks alike, and the model under the same grad mode."
+        )

@@ -1,0 +1,118 @@
+"""The processes that run one model together, seen from one of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from gpipe.execution.peer import Peer
+from gpipe.stage.device import Traffic
+
+__all__ = ["DATA", "PIPE", "Pipe", "gathered"]
+
+PIPE = "pipe"
+DATA = "data"
+
+
+class Pipe:
+    """This process's place among those that run one model, and how it reaches them.
+
+    Activations and gradients have groups of their own, since a backend may carry what goes over
+    one group in one order only; what the host has to know goes over a third one, on gloo.
+
+    Args:
+        mesh: A DeviceMesh with a dimension "pipe", along which the workers of one replica are, and
+            perhaps "data", along which the replicas are. Others are for what a stage does inside.
+
+    Raises:
+        TypeError: It is no mesh.
+        ValueError: It has no dimension "pipe", or this process is not in it.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        _require_mesh(mesh)
+        self.mesh = mesh
+        self.worker = mesh.get_local_rank(PIPE)
+        self.num_workers = mesh.size(_dim(mesh, PIPE))
+        has_replicas = DATA in _names(mesh)
+        self.replica = mesh.get_local_rank(DATA) if has_replicas else 0
+        self.num_replicas = mesh.size(_dim(mesh, DATA)) if has_replicas else 1
+        backend = dist.get_backend(mesh.get_group(PIPE))
+        self.control = _group_along(mesh, PIPE, "gloo")
+        self.groups = {
+            traffic: _group_along(mesh, PIPE, backend)
+            for traffic in (Traffic.ACTIVATIONS, Traffic.GRADIENTS)
+        }
+        self.replicas, self.replicas_control = None, None
+        if self.num_replicas > 1:
+            self.replicas = _group_along(mesh, DATA, backend)
+            self.replicas_control = _group_along(mesh, DATA, "gloo")
+
+    def peer(self, worker: int, traffic: Traffic = Traffic.ACTIVATIONS) -> Peer:
+        """Another worker, for this kind of traffic."""
+        return Peer(worker, self.groups[traffic], self.control)
+
+    def close(self) -> None:
+        """Give the groups back."""
+        for group in (self.control, *self.groups.values(), self.replicas, self.replicas_control):
+            if group is not None:
+                dist.destroy_process_group(group)
+
+
+def gathered(numbers: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
+    """The numbers of every rank of a group, by rank; exact, also if they are not finite."""
+    mine = torch.tensor(numbers, dtype=torch.float64)
+    every = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(every, mine, group)
+    return [each.tolist() for each in every]
+
+
+def _require_mesh(mesh: Any) -> None:
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            f"mesh is {mesh!r}, of type {type(mesh).__name__}. Pass what "
+            "torch.distributed.device_mesh.init_device_mesh has returned."
+        )
+    names = _names(mesh)
+    if PIPE not in names:
+        raise ValueError(
+            f"The mesh has the dimensions {list(names)} and none named {PIPE!r}. Name one so, "
+            f'such as init_device_mesh(device_type, (2, 4), mesh_dim_names=("{DATA}", "{PIPE}")).'
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            f"Rank {dist.get_rank()} is not in the mesh of ranks {mesh.mesh.flatten().tolist()}. "
+            "Make the GPipe only on the ranks of its mesh."
+        )
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or ()
+
+
+def _dim(mesh: DeviceMesh, name: str) -> int:
+    return _names(mesh).index(name)
+
+
+def _lines(mesh: DeviceMesh, name: str) -> Iterator[list[int]]:
+    """The ranks along a dimension, for each place in the others."""
+    ranks: Tensor = mesh.mesh.movedim(_dim(mesh, name), -1)
+    yield from ranks.reshape(-1, ranks.shape[-1]).tolist()
+
+
+def _group_along(mesh: DeviceMesh, name: str, backend: str) -> dist.ProcessGroup:
+    """A new group of those that are in one line with this process."""
+    # Where ranks outside the mesh do not take part, members alone have to agree.
+    only_members = mesh.size() != dist.get_world_size()
+    found: dist.ProcessGroup | None = None
+    for ranks in _lines(mesh, name):
+        is_member = dist.get_rank() in ranks
+        if only_members and not is_member:
+            continue
+        group = dist.new_group(ranks, backend=backend, use_local_synchronization=only_members)
+        found = group if is_member else found
+    assert found is not None, "this process is in the mesh"
+    return found

@@ -1,0 +1,144 @@
+"""Carries payloads between a stage of this process and one of another process."""
+
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pickle import PicklingError
+from typing import Any, NamedTuple
+
+from gpipe.execution import parcel
+from gpipe.execution.channel import Mailbox
+from gpipe.execution.peer import Peer, Posted
+from gpipe.stage.boundary import Payload
+from gpipe.stage.device import Device
+from gpipe.stage.form import Form
+
+__all__ = ["Awaited", "Forms", "Waiting", "Wire"]
+
+_NUM_UNANSWERED = 2  # sends that nothing answers, before the oldest is waited for
+
+Forms = MutableMapping[tuple[int, int], Form]
+"""How each payload of a mini-batch looks, by line and micro-batch; both ends know the same."""
+
+
+Waiting = Callable[[str], AbstractContextManager[None]]
+
+
+class Awaited(Mailbox):
+    """A route from another process: what is put in is a function that waits for the payload."""
+
+    def take(self, microbatch: int) -> Any:
+        """Wait until the payload of this micro-batch is there."""
+        return super().take(microbatch)()
+
+
+class Wire(NamedTuple):
+    """One end of the way from a stage to another, in one mini-batch.
+
+    Several payloads may go along: a boundary, and skips beside it. Each has a line of its own.
+
+    Attributes:
+        name: What is said to be waited for, without its micro-batch, such as "A0>1".
+        peer: The worker at the other end.
+        device: That of the stage which is here.
+        lines: Where the payloads are taken from, or put into, by the number of the line.
+        num_microbatches: Of the mini-batch.
+        forms: What is known of the payloads.
+        waiting: Around each wait, called with what is waited for.
+        sent: What is on its way from here, by micro-batch.
+    """
+
+    name: str
+    peer: Peer
+    device: Device
+    lines: Sequence[tuple[int, Mailbox]]
+    num_microbatches: int
+    forms: Forms
+    waiting: Waiting
+    sent: dict[int, list[Posted]]
+
+    def send(self, microbatch: int) -> None:
+        """Start to send what the stage has left in the mailboxes."""
+        self.sent[microbatch] = [
+            posted
+            for line, mailbox in self.lines
+            for posted in self._send(line, microbatch, mailbox.take(microbatch))
+        ]
+
+    def send_unanswered(self, microbatch: int) -> None:
+        """The same where `release` is never called: older sends are let go here."""
+        self.send(microbatch)
+        if len(self.sent) > _NUM_UNANSWERED:
+            self.release(next(iter(self.sent)))
+
+    def release(self, microbatch: int) -> None:
+        """Wait until what was sent has left, and let it go."""
+        for posted in self.sent.pop(microbatch, ()):
+            posted.wait()
+
+    def finish(self) -> None:
+        """Release all that is left."""
+        for microbatch in list(self.sent):
+            self.release(microbatch)
+
+    def receive(self, microbatch: int, answers: "Wire | None" = None) -> None:
+        """Post the receives, and put into the mailboxes what waits for them.
+
+        Args:
+            microbatch: Of which micro-batch.
+            answers: The wire that has sent what this is the answer to.
+        """
+        for line, mailbox in self.lines:
+            mailbox.put(microbatch, self._awaited(line, microbatch, answers))
+
+    def _send(self, line: int, microbatch: int, payload: Payload) -> list[Posted]:
+        tag = self._tag(line, microbatch)
+        form = Form.of(payload, self.device)
+        known = self.forms.setdefault((line, microbatch), form)
+        posted = self._send_form(form, tag + 1) if known is form else []
+        if not form.resembles(known):
+            raise self._changed(microbatch, known, form)
+        return [*posted, *parcel.send_tensors(form, payload, self.peer, tag)]
+
+    def _awaited(self, line: int, microbatch: int, answers: "Wire | None") -> Callable[[], Payload]:
+        tag = self._tag(line, microbatch)
+        form = self.forms.get((line, microbatch))
+        if form is None:
+            with self.waiting(f"{self.name}.{microbatch}"):
+                form = self.forms[line, microbatch] = parcel.receive_form(self.peer, tag + 1)
+        bound = parcel.Bound(form, self.peer, self.device, tag)
+        return partial(self._landed, microbatch, bound, answers)
+
+    def _landed(self, microbatch: int, bound: parcel.Bound, answers: "Wire | None") -> Payload:
+        with self.waiting(f"{self.name}.{microbatch}"):
+            payload = bound.wait()
+        if answers is not None:
+            answers.release(microbatch)
+        return payload
+
+    def _tag(self, line: int, microbatch: int) -> int:
+        # gloo takes messages by tag; the odd ones are for forms.
+        return 2 * (line * self.num_microbatches + microbatch)
+
+    def _send_form(self, form: Form, tag: int) -> list[Posted]:
+        try:
+            return parcel.send_form(form, self.peer, tag)
+        except (TypeError, AttributeError, PicklingError) as error:
+            error.add_note(
+                f"gpipe: {self.name} goes to another process, so all in it that is no tensor must "
+                "be something that pickle can carry. Pass it in another way, or make it so."
+            )
+            raise
+
+    def _changed(self, microbatch: int, known: Form, form: Form) -> ValueError:
+        return ValueError(
+            f"What {self.name}.{microbatch} carries was {_told(known)} in an earlier mini-batch "
+            f"whose input looked the same, and is {_told(form)} now. Where that is meant, make "
+            "the GPipe with dynamic_shapes=True."
+        )
+
+
+def _told(form: Form) -> str:
+    specs = ["no gradient" if spec is None else f"{spec.dtype} {spec.shape}" for spec in form.specs]
+    structure = "" if form.structure is None else f" in {form.structure}"
+    return f"[{', '.join(specs)}]{structure}"

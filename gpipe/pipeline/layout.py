@@ -1,0 +1,272 @@
+"""Which layers are on which worker, and which of them are in this process."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from itertools import accumulate
+from typing import Any, NamedTuple, SupportsIndex
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import Parameter
+
+from gpipe.arguments import require_count
+from gpipe.balance import balance_by_parameters, require_balance
+from gpipe.execution.company import company_of
+from gpipe.execution.distributed import DistributedEngine, PipeEnds
+from gpipe.execution.engine import Engine
+from gpipe.execution.orders import Orders
+from gpipe.execution.pipe import Pipe
+from gpipe.execution.relay import ties_of
+from gpipe.execution.replicas import BUCKET_BYTES, AllReduce, Replicas
+from gpipe.execution.skip_channel import Route
+from gpipe.schedule import LOOPED_SCHEDULES, Builder, Schedule
+from gpipe.stage.batchnorm import DeferredBatchNorm
+from gpipe.stage.device import default_devices, own_device
+from gpipe.stage.elsewhere import Elsewhere
+from gpipe.stage.materialise import materialise
+from gpipe.stage.placement import require_devices
+from gpipe.stage.sharded import require_same_layers
+from gpipe.stage.skip_route import skip_routes
+from gpipe.stage.stage import Stage
+
+__all__ = ["Layout", "OnMesh", "num_workers_of"]
+
+Devices = Sequence[torch.device | str]
+
+
+Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module]
+"""Spreads a stage over further dimensions of a mesh: (stage, mesh) -> stage."""
+
+
+class OnMesh(NamedTuple):
+    """How the processes of a mesh work together; see `GPipe`."""
+
+    mesh: DeviceMesh
+    dynamic_shapes: bool = False
+    all_reduce: AllReduce = "backend"
+    bucket_bytes: int = BUCKET_BYTES
+    parallelize: Parallelize | None = None
+    watchdog_s: float | None = None
+
+    def replicas(self, pipe: Pipe) -> Replicas:
+        """What sums gradients over the replicas."""
+        all_reduce: AllReduce = self.all_reduce if pipe.num_replicas > 1 else "none"
+        return Replicas(pipe.replicas, all_reduce=all_reduce, bucket_bytes=self.bucket_bytes)
+
+
+class Layout:
+    """Where the layers of a model are.
+
+    Args:
+        layers: All layers, in order.
+        balance: Layers per stage; or the number of stages; or None for one stage per worker.
+        chunks: Micro-batches of a full mini-batch.
+        schedule: Says how the workers share the stages.
+        devices: One per worker.
+        on_mesh: How the processes work together, one for each worker; None where all workers are
+            in this one.
+
+    Raises:
+        ValueError: These do not go together.
+        PlanError: There are fewer layers than stages.
+        ScheduleError: The schedule is for other sizes, incomplete, disordered or deadlocked.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        balance: int | Sequence[int] | None,
+        chunks: int,
+        schedule: str | Schedule | Builder,
+        devices: Devices | None,
+        on_mesh: OnMesh | None,
+    ) -> None:
+        self.on_mesh = on_mesh
+        self.pipe = None if on_mesh is None else Pipe(on_mesh.mesh)
+        num_workers = self.pipe.num_workers if self.pipe else _num_devices(devices)
+        self.balance = _balance(layers, balance, max(1, num_workers))
+        if self.pipe is None or not _is_looped(schedule):
+            num_workers = num_workers_of(schedule, devices) or 0
+        self._schedule, self._chunks = schedule, chunks
+        self.routes = self._routes(layers)
+        self.orders = self._make_orders(num_workers or None)
+        self.devices = self._devices(devices)
+        parameters = [list(layer.parameters()) for layer in layers]
+        self.ties = ties_of(parameters, self.workers) if self.pipe else []
+
+    @property
+    def workers(self) -> list[int]:
+        """The worker of each layer."""
+        pairs = zip(self.orders.worker_of, self.balance, strict=True)
+        return [worker for worker, size in pairs for _ in range(size)]
+
+    @property
+    def num_stages(self) -> int:
+        """How many there are, in all processes."""
+        return len(self.balance)
+
+    def kept(self, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module | None]:
+        """The layers of this process, and what stands for the others."""
+        kept: dict[str, nn.Module | None] = OrderedDict()
+        for (name, layer), worker in zip(layers.items(), self.workers, strict=True):
+            is_here = self.pipe is None or worker == self.pipe.worker
+            kept[name] = layer if is_here else Elsewhere(type(layer).__name__, worker)
+        return kept
+
+    def stages(self, layers: Mapping[str, nn.Module]) -> list[Stage]:
+        """Those of this process, with their layers settled on the devices."""
+        names, modules = list(layers), list(layers.values())
+        settled: dict[Parameter, Parameter] = {}
+        ends = list(accumulate(self.balance))
+        stages = []
+        for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            worker = self.orders.worker_of[index]
+            if self.pipe is None or worker == self.pipe.worker:
+                device = self.devices[worker if self.pipe is None else 0]
+                own = self._parallelized(names[start:end], modules[start:end], device)
+                stages.append(Stage(index, names[start:end], own, start, device, settled))
+        return stages
+
+    def materialise(self, layers: Sequence[nn.Module], seed: int) -> None:
+        """Give layers of this process that are on meta their memory and their first values.
+
+        Args:
+            layers: All layers of the model.
+            seed: That of the model, the same in all processes.
+
+        Raises:
+            ValueError: Something would stay without a value; all of it is named.
+        """
+        by_index = dict(enumerate(layers))
+        own = {self.pipe.worker: self.devices[0]} if self.pipe else dict(enumerate(self.devices))
+        for worker, device in own.items():
+            wanted = [index for index, each in enumerate(self.workers) if each == worker]
+            materialise(by_index, wanted, device, seed)
+
+    def _parallelized(
+        self, names: Sequence[str], layers: Sequence[nn.Module], device: torch.device
+    ) -> list[nn.Module]:
+        if self.on_mesh is None or self.on_mesh.parallelize is None:
+            return list(layers)
+        given = nn.Sequential(OrderedDict(zip(names, layers, strict=True))).to(device)
+        stage = self.on_mesh.parallelize(given, self.on_mesh.mesh)
+        return require_same_layers(stage, given)
+
+    def engine(self, stages: Sequence[Stage], norms: Sequence[DeferredBatchNorm]) -> Engine:
+        """What drives mini-batches through the stages of this process."""
+        if self.pipe is None or self.on_mesh is None:
+            return Engine(stages, self.orders.num_workers, self.routes, norms)
+        worker_of = self.orders.worker_of
+        ends = PipeEnds(worker_of[0], worker_of[-1])
+        return DistributedEngine(
+            stages,
+            self.pipe,
+            ends,
+            self.routes,
+            norms,
+            self.ties,
+            company=company_of(self.on_mesh.mesh, self.on_mesh.watchdog_s),
+            replicas=self.on_mesh.replicas(self.pipe),
+            dynamic_shapes=self.on_mesh.dynamic_shapes,
+        )
+
+    def require_agreement(self, facts: Mapping[str, str | int]) -> None:
+        """Let all processes compare how they were started.
+
+        Raises:
+            ConfigError: Something differs.
+        """
+        if self.on_mesh is None:
+            return
+        order = self.orders.of_step(self._chunks, "never")
+        company_of(self.on_mesh.mesh, self.on_mesh.watchdog_s).require_agreement(
+            {
+                **facts,
+                "balance": str(self.balance),
+                "chunks": self._chunks,
+                "the order of the schedule": sha256(str(order.rows).encode()).hexdigest()[:16],
+                "all_reduce": self.on_mesh.all_reduce,
+                "bucket_bytes": self.on_mesh.bucket_bytes,
+                "dynamic_shapes": str(self.on_mesh.dynamic_shapes),
+            }
+        )
+
+    def update(self, layers: Sequence[nn.Module]) -> None:
+        """Take in that layers have been exchanged, or that all this is a copy.
+
+        Raises:
+            RuntimeError: Other processes would know nothing of it.
+        """
+        if self.pipe is not None:
+            raise RuntimeError(
+                "A layer was exchanged, of which the other processes of the mesh know nothing. "
+                "Exchange it in the Sequential, and make the GPipe on all of them anew."
+            )
+        self.routes = self._routes(layers)
+        self.orders = self._make_orders(len(self.devices))
+
+    def __getstate__(self) -> dict[str, Any]:
+        derived = ("routes", "orders")
+        return {name: value for name, value in vars(self).items() if name not in derived}
+
+    def _make_orders(self, num_workers: int | None) -> Orders:
+        orders = Orders(
+            self._schedule,
+            len(self.balance),
+            self._chunks,
+            num_workers,
+            skips=[(stash, pop) for _, stash, pop in self.routes],
+            has_transfers=self.pipe is not None,
+        )
+        if self.pipe is not None and orders.num_workers != self.pipe.num_workers:
+            raise ValueError(
+                f"The schedule has {orders.num_workers} workers and the mesh has "
+                f"{self.pipe.num_workers} along 'pipe'. Let the two be equal, by the number of "
+                "stages or by the size of the mesh."
+            )
+        return orders
+
+    def _devices(self, devices: Devices | None) -> list[torch.device]:
+        """One for each worker of this process."""
+        if self.on_mesh is None:
+            return require_devices(devices, self.orders.num_workers)
+        if devices is not None and len(devices) != 1:
+            raise ValueError(
+                f"There are {len(devices)} devices, and on a mesh a process has one worker. Pass "
+                "`devices` with that of this process, or leave it out."
+            )
+        return require_devices(devices or [own_device(self.on_mesh.mesh.device_type)], 1)
+
+    def _routes(self, layers: Sequence[nn.Module]) -> list[Route]:
+        """The skips that go from one stage to another."""
+        stage_of = [stage for stage, size in enumerate(self.balance) for _ in range(size)]
+        routes = (
+            Route(skip.key, stage_of[skip.stash_layer], stage_of[skip.pop_layer])
+            for skip in skip_routes(layers)
+        )
+        return [route for route in routes if route.stash_stage != route.pop_stage]
+
+
+def num_workers_of(schedule: str | Schedule | Builder, devices: Devices | None) -> int | None:
+    """How many workers share the stages, where that is not for the schedule to say."""
+    return _num_devices(devices) or None if _is_looped(schedule) else None
+
+
+def _is_looped(schedule: str | Schedule | Builder) -> bool:
+    return isinstance(schedule, str) and schedule in LOOPED_SCHEDULES
+
+
+def _num_devices(devices: Devices | None) -> int:
+    return len(default_devices() if devices is None else devices)
+
+
+def _balance(
+    layers: Sequence[nn.Module], balance: int | Sequence[int] | None, num_workers: int
+) -> list[int]:
+    balance = num_workers if balance is None else balance
+    if isinstance(balance, SupportsIndex):
+        module = nn.Sequential(*layers)
+        return balance_by_parameters(require_count("balance", balance), module)
+    return require_balance(balance, len(layers))

@@ -1,0 +1,144 @@
+"""What a payload looks like besides its numbers, so that another process can make its like."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpipe.stage.boundary import (
+    Boundary,
+    Gradients,
+    Payload,
+    memory_like,
+    same_structure,
+    start_of,
+)
+from gpipe.stage.device import HOST, Device
+
+__all__ = ["Form", "Landing", "Spec", "packed"]
+
+
+class Spec(NamedTuple):
+    """How one tensor lies in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    is_on_host: bool
+    """Whether it lives there though its stage computes elsewhere, such as lengths."""
+
+    @classmethod
+    def of(cls, tensor: Tensor, device: Device) -> "Spec":
+        """That of a tensor which leaves a stage on this device.
+
+        Raises:
+            TypeError: It is not dense.
+        """
+        if tensor.layout is not torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter):
+            kind = tensor.layout if type(tensor) is Tensor else type(tensor).__name__
+            raise TypeError(
+                f"A tensor of shape {tuple(tensor.shape)} between two processes is not a plain "
+                f"dense one but {kind}. Make it dense where the stage ends, such as by to_dense() "
+                "or full_tensor()."
+            )
+        is_on_host = not device.has(tensor) and tensor.device == HOST
+        return cls(
+            tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, is_on_host
+        )
+
+
+class Form(NamedTuple):
+    """How a payload looks.
+
+    Attributes:
+        structure: That of a boundary.
+        specs: One for each tensor; None where there is no gradient.
+        starts: How far behind an allocator's alignment each tensor starts, in elements.
+        is_boundary: Or gradients.
+    """
+
+    structure: Any
+    specs: tuple[Spec | None, ...]
+    starts: tuple[int, ...]
+    is_boundary: bool
+
+    @classmethod
+    def of(cls, payload: Payload, device: Device) -> "Form":
+        """That of what leaves a stage on this device."""
+        is_boundary = isinstance(payload, Boundary)
+        tensors, structure = payload if isinstance(payload, Boundary) else (payload, None)
+        specs = tuple([each if each is None else Spec.of(each, device) for each in tensors])
+        starts = tuple([0 if each is None else start_of(each) for each in tensors])
+        return cls(structure, specs, starts, is_boundary)
+
+    def resembles(self, other: "Form") -> bool:
+        """Whether the two are alike, all that is no tensor included."""
+        return self.specs == other.specs and same_structure(self.structure, other.structure)
+
+    def filled(self, tensors: Gradients) -> Payload:
+        """The payload with these tensors."""
+        if self.is_boundary:
+            return Boundary([tensor for tensor in tensors if tensor is not None], self.structure)
+        return tensors
+
+
+class Landing:
+    """Memory for a tensor that looks like this.
+
+    Attributes:
+        spec: How it looks.
+        line: Where its bytes are to be put, as `packed` has laid them out.
+    """
+
+    def __init__(self, spec: Spec, start: int, device: torch.device) -> None:
+        self.spec = spec
+        self._tensor = memory_like(spec.shape, spec.strides, start, spec.dtype, device)
+        if _is_dense(spec.shape, spec.strides):
+            self._numbers, self._loose = _in_line(self._tensor), None
+        else:
+            shape = _distinct(spec.shape, spec.strides)
+            self._loose = torch.empty(shape, dtype=spec.dtype, device=device)
+            self._numbers = self._loose.view(-1)
+        self.line = self._numbers.view(torch.uint8)
+
+    def tensor(self) -> Tensor:
+        """The tensor, once the bytes are there."""
+        tensor, spec = self._tensor, self.spec
+        if self._loose is not None:
+            tensor.as_strided(self._loose.shape, spec.strides).copy_(self._loose)
+        return tensor.requires_grad_() if spec.requires_grad else tensor
+
+
+@torch.no_grad()
+def packed(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor as bytes in one line: its own memory, where they lie so."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    shape, strides = tuple(plain.shape), plain.stride()
+    if not _is_dense(shape, strides):
+        # What is one in memory is sent once.
+        plain = plain.as_strided(_distinct(shape, strides), strides).contiguous()
+    return _in_line(plain).view(torch.uint8)
+
+
+def _in_line(dense: Tensor) -> Tensor:
+    return dense.as_strided((dense.numel(),), (1,))
+
+
+@lru_cache(maxsize=4096)
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill a stretch of memory without gaps, each once."""
+    extent = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
+
+
+def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what lies at different places in memory."""
+    pairs = zip(shape, strides, strict=True)
+    return tuple([min(size, 1) if stride == 0 else size for size, stride in pairs])
