@@ -94,7 +94,18 @@ def _load(options: argparse.Namespace) -> "RunConfig":
 def _train(options: argparse.Namespace) -> None:
     config = _load(options)
     from gpipe.train.loop import train
+    from gpipe.train.team import is_one_of_many, torchrun_line
 
+    if config.pipeline.processes and not is_one_of_many():
+        words = [
+            "train",
+            options.config,
+            *(["--set", *options.overrides] if options.overrides else []),
+        ]
+        raise ConfigError(
+            "pipeline.processes is true, and this is a single process. Start all of them with\n"
+            f"    {torchrun_line(config, words)}"
+        )
     train(config)
 
 
@@ -129,7 +140,7 @@ def _add_balance(parser: argparse.ArgumentParser) -> None:
     parser.description = "Shows each layer's cost and the cuts, and the line for the run file."
     _add_config(parser)
     _add_profile(parser)
-    parser.add_argument("--stages", metavar="K", type=int, help="left out: pipeline.stages")
+    parser.add_argument("--stages", metavar="K", type=int, help="left out: as in the run file")
     parser.add_argument("--by", choices=["time", "memory", "flops", "parameters"], default="time")
     told = "even stages, or the smallest possible slowest one"
     parser.add_argument(
@@ -142,12 +153,19 @@ def _balance(options: argparse.Namespace) -> None:
     config = _load(options)
     from gpipe.train.planning import balance_text
 
-    num_stages = options.stages if options.stages is not None else config.pipeline.stages
+    num_stages = options.stages if options.stages is not None else _told_stages(config)
     if num_stages is None or num_stages < 1:
         raise ConfigError(
             f"The number of stages is {num_stages}. Pass --stages with a number of at least 1."
         )
     _print(balance_text(config, num_stages, options.by, options.objective, options.profile))
+
+
+def _told_stages(config: "RunConfig") -> int | None:
+    pipeline = config.pipeline
+    if not isinstance(pipeline.balance, str):
+        return len(pipeline.balance)
+    return pipeline.stages or len(pipeline.devices or ()) or config.plan.devices
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -1,10 +1,12 @@
 """The processes of a mesh, which fail together."""
 
 import atexit
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock
+from time import sleep
 from typing import Protocol
 from weakref import WeakSet
 
@@ -18,6 +20,8 @@ from gpipe.execution.hard_end import end_hard
 from gpipe.execution.watch import Watch
 
 __all__ = ["Company", "Member", "company_of"]
+
+_HEARD_AFTER_S = 2.0  # a watch looks once a second
 
 
 class Member(Protocol):
@@ -86,9 +90,14 @@ class Company:
             yield
         except BaseException as error:
             first = self._watch.report(error)
+            _let_others_tell()
             if first.rank != self.rank:
                 raise first.as_error() from error
             raise
+
+    def leave(self) -> None:
+        """End in good order, while others may go on."""
+        self._watch.leave()
 
     def _require_nothing_failed(self) -> None:
         failure = self._watch.failure
@@ -113,6 +122,12 @@ class Company:
     def _present(self) -> list[Member]:
         with self._lock:
             return list(self._members)
+
+
+def _let_others_tell() -> None:
+    # torchrun ends all processes as soon as one has ended: before the others have heard of it.
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        sleep(_HEARD_AFTER_S)
 
 
 def company_of(mesh: DeviceMesh, watchdog_s: float | None) -> Company:

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import NamedTuple, cast
+from time import perf_counter, time
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.nn import Parameter
 
 from gpipe.execution import parcel
@@ -18,6 +20,7 @@ from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import Site
 from gpipe.execution.peer import Posted
 from gpipe.execution.pipe import Pipe, gathered
+from gpipe.execution.recorder import Recorder
 from gpipe.execution.relay import Tie
 from gpipe.execution.replicas import Replicas
 from gpipe.execution.settlement import settle_totals
@@ -29,11 +32,14 @@ from gpipe.schedule import Schedule
 from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import DeferredBatchNorm
 from gpipe.stage.boundary import Boundary
+from gpipe.stage.device import HOST
 from gpipe.stage.gradients import Retain
 from gpipe.stage.microbatch import Batch
+from gpipe.stage.moments import Moments
 from gpipe.stage.randomness import Randomness, key_ahead
 from gpipe.stage.run import MiniBatchContext
 from gpipe.stage.stage import Stage
+from gpipe.timeline import Event, Timeline
 
 __all__ = ["DistributedEngine", "PipeEnds"]
 
@@ -58,6 +64,7 @@ class DistributedEngine(Engine):
         norms: The layers of deferred batch normalisation which are here.
         ties: The parameters that several workers have.
         company: All processes, which end together.
+        shares_moments: Whether norms take in what all replicas have seen.
         replicas: The processes that have the same stages of other replicas.
         dynamic_shapes: Whether boundaries may look otherwise though the input looks the same.
     """
@@ -73,6 +80,7 @@ class DistributedEngine(Engine):
         *,
         replicas: Replicas,
         company: Company,
+        shares_moments: bool = False,
         dynamic_shapes: bool = False,
     ) -> None:
         super().__init__(stages, 1, routes, norms)
@@ -84,6 +92,8 @@ class DistributedEngine(Engine):
         self._waits_for: str | None = None
         self._num_waits = 0
         company.join(self)
+        if shares_moments and pipe.num_replicas > 1:
+            self._share = self._moments_of_replicas
         self._words = Words(dynamic_shapes)
         self._word: Word | None = None
         self._word_on_its_way: list[Posted] = []
@@ -151,6 +161,18 @@ class DistributedEngine(Engine):
         self.run_alone(share)
         assert given is not None
         return given
+
+    def gather_timeline(self, recorder: Recorder) -> Timeline:
+        """The actions of all workers in one timeline; all of them ask for it."""
+        # Hosts share the time of day only; processes of one host thus have one clock.
+        shift_s = time() - perf_counter()
+        mine = [
+            (worker, action, start_s + shift_s, end_s + shift_s)
+            for worker, action, start_s, end_s in recorder.events
+        ]
+        every: list[list[Any]] = [[] for _ in range(self.pipe.num_workers)]
+        self.run_alone(lambda: dist.all_gather_object(every, mine, self.pipe.control))
+        return recorder.timeline_of([Event(*each) for row in every for each in row])
 
     def total_norm(self, norm_type: float) -> Tensor:
         """That of the gradients of all workers together; all of them ask for it."""
@@ -243,6 +265,14 @@ class DistributedEngine(Engine):
         self._waits_for, self._num_waits = what, self._num_waits + 1
         yield
         self._waits_for, self._num_waits = None, self._num_waits + 1
+
+    def _moments_of_replicas(self, moments: list[Moments]) -> list[list[Moments]]:
+        device = self.stages[0].device
+        every: list[list[Moments]] = [[] for _ in range(self.pipe.num_replicas)]
+        mine = [each.to(HOST) for each in moments]
+        group = self.pipe.replicas_control
+        self.run_alone(lambda: dist.all_gather_object(every, mine, group))
+        return [[each.to(device) for each in row] for row in every]
 
     def _settle(self, context: MiniBatchContext, head: LossHead | None) -> None:
         randomness = context.randomness

@@ -21,7 +21,7 @@ from gpipe.execution.threaded import ThreadedExecutor, is_of_autograd
 from gpipe.schedule import Schedule
 from gpipe.stage import microbatch
 from gpipe.stage.alias import Aliases
-from gpipe.stage.batchnorm import Collector, DeferredBatchNorm
+from gpipe.stage.batchnorm import Collector, DeferredBatchNorm, Share
 from gpipe.stage.boundary import Boundary, Gradients
 from gpipe.stage.device import HOST, Event
 from gpipe.stage.gradients import Retain, collect_gradients, swapped_in, take_gradients
@@ -109,6 +109,7 @@ class Engine:
         self._needs_autograds_threads = any(stage.device != HOST for stage in stages)
         self._routes = tuple(routes)
         self._norms = tuple(norms)
+        self._share: Share | None = None  # the norms' moments with replicas
         self._num_trained = 0
         self._lock = RLock()
 
@@ -144,7 +145,7 @@ class Engine:
         minibatch = self._minibatch(batch, schedule, context, head)
         with self._attending(context), swapped_in(self._with_copies):
             minibatch.run_forwards()
-        _commit(context, minibatch)
+        self._commit(context, minibatch)
         if head is not None:
             minibatch.streams.retain(head.tensors())
         takes = head is None and self.stages[-1].index == schedule.num_stages - 1
@@ -162,7 +163,7 @@ class Engine:
         outputs = minibatch.take_outputs()
         whole = microbatch.join(outputs, output_dim)
         sizes = [[_size(tensor, output_dim) for tensor in output.tensors] for output in outputs]
-        _commit(context, minibatch)
+        self._commit(context, minibatch)
         then = LayersThen(self._layers, names, recomputes=bool(schedule.recomputed))
 
         def drain(gradients: Gradients, ready: list[Event]) -> Gradients:
@@ -205,7 +206,7 @@ class Engine:
             minibatch.streams.retain(head.tensors())
         totals = self._totals(head)
         _multiply(gradients, totals.factor)
-        if context.collector is not None:
+        if context.collector is not None and self._share is None:
             context.collector.check()
         leaves = [*(batch.boundary.tensors if batch else ()), *names]
         present = [leaf for leaf, each in zip(leaves, gradients, strict=True) if each is not None]
@@ -214,7 +215,7 @@ class Engine:
         gradients[:] = [each for each in gradients if each is not None]
         if present:
             hand_over(present, gradients)
-        _commit(context, minibatch)
+        self._commit(context, minibatch)
         return Ended([], totals.loss, minibatch.recorder)
 
     def _totals(self, head: LossHead | None) -> Totals:
@@ -298,6 +299,11 @@ class Engine:
         """The gradients that the backwards have left."""
         return take_gradients(aliases, retain)
 
+    def _commit(self, context: MiniBatchContext, minibatch: MiniBatch) -> None:
+        if context.collector is not None:
+            minibatch.streams.retain(context.collector.tensors())
+            context.collector.commit(self._share)
+
     @contextmanager
     def _attending(self, context: MiniBatchContext) -> Iterator[None]:
         """See to the caller's generator, and learn which layers draw from it."""
@@ -311,12 +317,6 @@ class Engine:
             raise _late_draw() from None
         for each in habits:
             each.knows_drawing = True
-
-
-def _commit(context: MiniBatchContext, minibatch: MiniBatch) -> None:
-    if context.collector is not None:
-        minibatch.streams.retain(context.collector.tensors())
-        context.collector.commit()
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ class Failure(NamedTuple):
 
     def as_error(self) -> StageError:
         """What the other ranks raise."""
-        remedy = "" if self.rank is None else f"\nThe output of rank {self.rank} has the traceback."
+        remedy = "" if self.rank is None else f"\nLook at the output of rank {self.rank}."
         return StageError(f"{self}{remedy}", self.rank)
 
 

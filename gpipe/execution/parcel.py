@@ -1,7 +1,5 @@
 """A payload that goes to another worker together with what it looks like."""
 
-import pickle
-
 from gpipe.execution.peer import Peer, Posted
 from gpipe.stage.boundary import Boundary, Gradients, Payload
 from gpipe.stage.device import HOST, Device
@@ -44,13 +42,12 @@ class Bound:
 
 def send_form(form: Form, peer: Peer, tag: int) -> list[Posted]:
     """Start to tell how a payload looks."""
-    return peer.send_bytes(pickle.dumps(form), tag)
+    return peer.send_bytes(form.to_bytes(), tag)
 
 
 def receive_form(peer: Peer, tag: int) -> Form:
     """Wait until that is known."""
-    form: Form = pickle.loads(peer.receive_bytes(tag))
-    return form
+    return Form.of_bytes(peer.receive_bytes(tag))
 
 
 def send_tensors(form: Form, payload: Payload, peer: Peer, tag: int) -> list[Posted]:

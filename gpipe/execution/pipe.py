@@ -1,6 +1,7 @@
 """The processes that run one model together, seen from one of them."""
 
 from collections.abc import Iterator, Sequence
+from socket import gethostname
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpipe.execution.peer import Peer
+from gpipe.execution.ring import order_by_host
 from gpipe.stage.device import Traffic
 
 __all__ = ["DATA", "PIPE", "Pipe", "gathered"]
@@ -54,6 +56,12 @@ class Pipe:
     def peer(self, worker: int, traffic: Traffic = Traffic.ACTIVATIONS) -> Peer:
         """Another worker, for this kind of traffic."""
         return Peer(worker, self.groups[traffic], self.control)
+
+    def replicas_by_host(self) -> list[int]:
+        """The replicas in an order in which those of one host are neighbours; all call it."""
+        hosts = [""] * self.num_replicas
+        dist.all_gather_object(hosts, gethostname(), self.replicas_control)
+        return order_by_host(hosts)
 
     def close(self) -> None:
         """Give the groups back."""

@@ -30,16 +30,25 @@ class Recorder:
 
         On an accelerator that is when the device did it; asking waits until it is done.
         """
-        times = {
-            worker: list(_times(self.devices[worker], row)) for worker, row in self.rows.items()
-        }
-        zero_s = min((start_s for row in times.values() for _, start_s, _ in row), default=0.0)
-        events = (
-            Event(worker, action, start_s - zero_s, end_s - zero_s)
-            for worker, row in times.items()
-            for action, start_s, end_s in row
+        return self.timeline_of(self.events)
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """All actions of this process, in seconds of the host's clock."""
+        return [
+            Event(worker, *each)
+            for worker, row in self.rows.items()
+            for each in _times(self.devices[worker], row)
+        ]
+
+    def timeline_of(self, events: Sequence[Event]) -> Timeline:
+        """The timeline of events of one clock."""
+        zero_s = min((event.start_s for event in events), default=0.0)
+        shifted = (
+            event._replace(start_s=event.start_s - zero_s, end_s=event.end_s - zero_s)
+            for event in events
         )
-        return Timeline(tuple(events), self._num_workers)
+        return Timeline(tuple(shifted), self._num_workers)
 
 
 def _times(device: Device, row: Sequence[Record]) -> Iterator[tuple[Action, float, float]]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpipe.execution.local_parts import whole
+from gpipe.stage.device import HOST
 
 __all__ = ["Counted", "total_norm"]
 
@@ -52,4 +53,4 @@ def total_norm(
 
 
 def _norm(gradient: Tensor, norm_type: float) -> Tensor:
-    return whole(torch.linalg.vector_norm(gradient, norm_type)).cpu()
+    return whole(torch.linalg.vector_norm(gradient, norm_type)).to(HOST)

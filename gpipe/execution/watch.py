@@ -49,6 +49,20 @@ class Watch:
 
     `patience_s` must be longer than any single call that holds Python's lock. Time in which this
     process itself did not run (Ctrl-Z) does not count.
+
+    Args:
+        store: Any store that all ranks share. Its methods are not called after this.
+        rank: That of this process among those that share the store.
+        num_ranks: How many they are.
+        beat_s: How often this rank gives a sign of life.
+        patience_s: For how long another may be silent.
+        grace_s: For how long the main thread may take to call `acknowledge`.
+        on_failure: Called in a thread of its own, once, when another rank has failed first: it
+            makes the main thread leave what it waits in.
+        progress: Tells, from any thread, a number that changes with every action, and what
+            other rank's doing is waited for, None while it computes or is outside of a step.
+        watchdog_s: For how long `progress` may stand still while it waits until stderr tells
+            what every rank waits for; None: never. It only tells.
     """
 
     def __init__(
@@ -64,29 +78,13 @@ class Watch:
         progress: Progress | None = None,
         watchdog_s: float | None = None,
     ) -> None:
-        """Begin.
-
-        Args:
-            store: Any store that all ranks share. Its methods are not called after this.
-            rank: That of this process among those that share the store.
-            num_ranks: How many they are.
-            beat_s: How often this rank gives a sign of life.
-            patience_s: For how long another may be silent.
-            grace_s: For how long the main thread may take to call `acknowledge`.
-            on_failure: Called in a thread of its own, once, when another rank has failed first: it
-                makes the main thread leave what it waits in.
-            progress: Tells, from any thread, a number that changes with every action, and what
-                other rank's doing is waited for, None while it computes or is outside of a step.
-            watchdog_s: For how long `progress` may stand still while it waits until stderr tells
-                what every rank waits for; None: never. It only tells.
-        """
         self.rank = rank
         self._beat_s, self._patience_s, self._grace_s = beat_s, patience_s, grace_s
         self._stop = threading.Event()
         self._ending = Ending(rank, grace_s, on_failure, self._stop)
         name = f"gpipe/watch/{next(_numbers)}"
         # Two connections: whoever waits on one holds its lock.
-        ours, theirs = (_connection(store, name, patience_s) for _ in range(2))
+        ours, theirs = (_connection(store, name, (_PATIENCES + 1) * patience_s) for _ in range(2))
         self._reports = News(ours, rank, num_ranks)
         self._beats = Beats(ours, rank, num_ranks)
         self._beats.write(Beat(0))

@@ -11,7 +11,7 @@ from gpipe.execution.channel import Mailbox
 from gpipe.execution.peer import Peer, Posted
 from gpipe.stage.boundary import Payload
 from gpipe.stage.device import Device
-from gpipe.stage.form import Form
+from gpipe.stage.form import Form, Spec
 
 __all__ = ["Awaited", "Forms", "Waiting", "Wire"]
 
@@ -139,6 +139,11 @@ class Wire(NamedTuple):
 
 
 def _told(form: Form) -> str:
-    specs = ["no gradient" if spec is None else f"{spec.dtype} {spec.shape}" for spec in form.specs]
+    specs = ["no gradient" if spec is None else _told_of(spec) for spec in form.specs]
     structure = "" if form.structure is None else f" in {form.structure}"
     return f"[{', '.join(specs)}]{structure}"
+
+
+def _told_of(spec: Spec) -> str:
+    asks = "that requires grad" if spec.requires_grad else "without grad"
+    return f"{spec.dtype} {spec.shape} with strides {spec.strides} {asks}"

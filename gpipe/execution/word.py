@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpipe.execution.engine import Size
 from gpipe.execution.wire import Forms
+from gpipe.stage.boundary import start_of
 from gpipe.stage.microbatch import Batch
 
 __all__ = ["Word", "Words"]
@@ -93,7 +94,11 @@ class Words:
 def _look(batch: Batch) -> bytes | None:
     """All that may tell the shapes of boundaries; None where that cannot be written down."""
     tensors, structure = batch.boundary
-    specs = [(each.shape, each.stride(), each.dtype, each.requires_grad) for each in tensors]
+    # Where a tensor starts tells where a stage's output starts that is a view of it.
+    specs = [
+        (each.shape, each.stride(), start_of(each), each.dtype, each.requires_grad)
+        for each in tensors
+    ]
     autocast = [
         (device, torch.get_autocast_dtype(device))
         for device in torch._C._autocast_supported_devices()

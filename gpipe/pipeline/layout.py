@@ -49,11 +49,18 @@ class OnMesh(NamedTuple):
     bucket_bytes: int = BUCKET_BYTES
     parallelize: Parallelize | None = None
     watchdog_s: float | None = None
+    shares_moments: bool = False
 
     def replicas(self, pipe: Pipe) -> Replicas:
         """What sums gradients over the replicas."""
         all_reduce: AllReduce = self.all_reduce if pipe.num_replicas > 1 else "none"
-        return Replicas(pipe.replicas, all_reduce=all_reduce, bucket_bytes=self.bucket_bytes)
+        order = pipe.replicas_by_host() if all_reduce == "ring" else None
+        return Replicas(
+            pipe.replicas,
+            all_reduce=all_reduce,
+            bucket_bytes=self.bucket_bytes,
+            ring_order=order,
+        )
 
 
 class Layout:
@@ -90,6 +97,7 @@ class Layout:
         if self.pipe is None or not _is_looped(schedule):
             num_workers = num_workers_of(schedule, devices) or 0
         self._schedule, self._chunks = schedule, chunks
+        self._classes = [type(layer).__name__ for layer in layers]
         self.routes = self._routes(layers)
         self.orders = self._make_orders(num_workers or None)
         self.devices = self._devices(devices)
@@ -169,11 +177,15 @@ class Layout:
             self.ties,
             company=company_of(self.on_mesh.mesh, self.on_mesh.watchdog_s),
             replicas=self.on_mesh.replicas(self.pipe),
+            shares_moments=self.on_mesh.shares_moments,
             dynamic_shapes=self.on_mesh.dynamic_shapes,
         )
 
     def require_agreement(self, facts: Mapping[str, str | int]) -> None:
         """Let all processes compare how they were started.
+
+        Args:
+            facts: What else has to be the same, by name.
 
         Raises:
             ConfigError: Something differs.
@@ -183,6 +195,8 @@ class Layout:
         order = self.orders.of_step(self._chunks, "never")
         company_of(self.on_mesh.mesh, self.on_mesh.watchdog_s).require_agreement(
             {
+                "the number of layers": len(self._classes),
+                "the classes of the layers": ", ".join(self._classes),
                 **facts,
                 "balance": str(self.balance),
                 "chunks": self._chunks,

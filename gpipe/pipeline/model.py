@@ -1,12 +1,9 @@
 """The model that users wrap theirs in."""
 
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
@@ -15,27 +12,27 @@ from gpipe.arguments import require_choice, require_count
 from gpipe.balance import require_balance
 from gpipe.execution.distributed import DistributedEngine
 from gpipe.execution.engine import Ended, Engine, Size
-from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.replicas import ALL_REDUCES, BUCKET_BYTES, AllReduce
+from gpipe.pipeline.layers import Layers
 from gpipe.pipeline.layout import Layout, OnMesh, Parallelize
+from gpipe.pipeline.loss import head_of, parameters_of_loss, warn_of_replicas
 from gpipe.pipeline.result import StepResult
 from gpipe.schedule import RECOMPUTE_MODES, Builder, Schedule
-from gpipe.stage.alias import Aliases
 from gpipe.stage.batchnorm import defer_batch_norm
 from gpipe.stage.boundary import Boundary, unpack
-from gpipe.stage.device import Device
 from gpipe.stage.elsewhere import Elsewhere
-from gpipe.stage.loss import LossFunction, Reduction, reduction_of
-from gpipe.stage.microbatch import Batch, Split, join, num_rows, slice_sizes
+from gpipe.stage.loss import LossFunction, reduction_of
+from gpipe.stage.microbatch import Batch, Split, join, num_rows
 from gpipe.stage.placement import require_list
 from gpipe.stage.sequential import require_sequential
 from gpipe.stage.stage import Stage
+from gpipe.timeline import Timeline
 
 __all__ = ["GPipe"]
 
 
-class GPipe(nn.Module):
+class GPipe(Layers):
     """A Sequential whose stages work on the micro-batches of a mini-batch in a pipeline.
 
     It is used like the Sequential that it wraps and gives the same gradients: as a module,
@@ -56,7 +53,8 @@ class GPipe(nn.Module):
         devices: One per worker; a worker has one stage, or several under the last four: by name,
             stage s is on worker s mod K. None: the accelerators; without any, "cpu" for all.
         deferred_batch_norm: Whether the running statistics of BatchNorm layers are updated once a
-            mini-batch, as by the un-split one, instead of once a micro-batch.
+            mini-batch, as by the un-split one, instead of once a micro-batch. On a mesh each
+            replica has its own; "replicas" lets them take in the rows of all.
         split: Along which dimension tensors are cut into micro-batches; by default along 0. A
             number holds for all tensors of input, target and output. A structure such as
             `{"x": 0, "mask": None}` holds for the input, where None gives every micro-batch the
@@ -95,7 +93,7 @@ class GPipe(nn.Module):
         checkpoint: str = "except_last",
         schedule: str | Schedule | Builder = "1f1b",
         devices: Sequence[torch.device | str] | None = None,
-        deferred_batch_norm: bool = False,
+        deferred_batch_norm: bool | Literal["replicas"] = False,
         split: Split = None,
         mesh: DeviceMesh | None = None,
         dynamic_shapes: bool = False,
@@ -111,6 +109,8 @@ class GPipe(nn.Module):
         self.chunks = require_count("chunks", chunks)
         self.checkpoint = require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
         self.schedule = schedule
+        if not isinstance(deferred_batch_norm, bool):
+            require_choice("deferred_batch_norm", deferred_batch_norm, ["replicas"])
         self.deferred_batch_norm = deferred_batch_norm
         self.split = 0 if split is None else split
         require_choice("all_reduce", all_reduce, ALL_REDUCES)
@@ -118,9 +118,9 @@ class GPipe(nn.Module):
         layers = list(module.children())
         on_mesh = None
         if mesh is not None:
-            on_mesh = OnMesh(
-                mesh, dynamic_shapes, all_reduce, bucket_bytes, parallelize, watchdog_s
-            )
+            shares = deferred_batch_norm == "replicas"
+            options = all_reduce, bucket_bytes, parallelize, watchdog_s, shares
+            on_mesh = OnMesh(mesh, dynamic_shapes, *options)
         self._layout = Layout(layers, balance, self.chunks, schedule, devices, on_mesh)
         self.balance, self.devices = self._layout.balance, self._layout.devices
         self._layout.materialise(layers, seed)
@@ -133,13 +133,11 @@ class GPipe(nn.Module):
         self._build()
         self._layout.require_agreement(
             {
-                "the number of layers": len(layers),
-                "the classes of the layers": ", ".join(type(layer).__name__ for layer in layers),
                 "checkpoint": checkpoint,
                 "deferred_batch_norm": str(deferred_batch_norm),
                 "split": str(split),
                 "seed": seed,
-            }
+            },
         )
 
     @property
@@ -158,16 +156,15 @@ class GPipe(nn.Module):
         gradients = [each.grad for each in self.parameters() if each.grad is not None]
         return nn.utils.get_total_norm(gradients, norm_type)
 
-    def __len__(self) -> int:
-        return len(self._modules)
+    @property
+    def num_workers(self) -> int:
+        """How many workers share the stages, in all processes."""
+        return self._layout.orders.num_workers
 
-    def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._layers())
-
-    def __getitem__(self, index: int | slice) -> nn.Module:
-        if isinstance(index, slice):
-            return nn.Sequential(OrderedDict(list(self.named_children())[index]))
-        return self._layers()[index]
+    @property
+    def has_last_stage(self) -> bool:
+        """Whether the last stage is in this process, where the output and the loss are."""
+        return self.stages[-1].index == len(self.balance) - 1
 
     def forward(self, input: Any, *, broadcast_output: bool = False) -> Any:
         """The output of the whole mini-batch; any loss over it may follow.
@@ -187,12 +184,14 @@ class GPipe(nn.Module):
             RuntimeError: It is in training mode, with gradients, on a mesh.
             BaseException: What a layer raised, with a note of stage, layer and micro-batch.
         """
+        self._require_backward_here()
         with self._engine_of_layers().turn():
             batch = self._input_batch(input)
             size = self._size(batch, None)
-            if size.trains:
+            if size.trains and batch is not None:
                 schedule = self._layout.orders.of_model(size.num_microbatches, self.checkpoint)
-                return unpack(self._differentiable(batch, schedule))
+                names, output_dim = self._trained(), self._output_dim()
+                return unpack(self._engine.differentiable(batch, schedule, names, output_dim))
             schedule = self._layout.orders.of_model(size.num_microbatches, "never")
             outputs = self._engine.evaluate(batch, schedule).outputs
             whole = join(outputs, self._output_dim()) if outputs else None
@@ -238,7 +237,7 @@ class GPipe(nn.Module):
             head = None
             if targets is not None:
                 device = self.stages[-1].runs_on
-                head = _head(reduction, targets, size, device, loss_scale, output_dim)
+                head = head_of(reduction, targets, size, device, loss_scale, output_dim)
             if size.trains:
                 ended = self._train(batch, size, head, loss_fn)
             else:
@@ -248,21 +247,21 @@ class GPipe(nn.Module):
             recorder = ended.recorder if size.trains else None
             return StepResult(ended.loss, head and head.output(), recorder)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What `to()`, `half()` and the like do to all tensors; where these live does not change.
+    def gather_timeline(self, result: StepResult) -> Timeline | None:
+        """The timeline of a step with the actions of all workers.
 
-        Raises:
-            ValueError: It would move a stage away from its device.
+        On a mesh all ranks call it. Clocks of several hosts are compared by the time of day.
+
+        Args:
+            result: What the step has given back.
+
+        Returns:
+            The same as `result.timeline` where all workers are in this process.
         """
-        for device in dict.fromkeys(self.devices):
-            if fn(torch.empty(0, device=device)).device != device:
-                raise ValueError(
-                    f"The stages of this GPipe live on {', '.join(map(str, self.devices))}, and "
-                    "its parameters cannot be moved away from there. Choose `devices` when you "
-                    "make it; its state_dict() can be loaded anywhere."
-                )
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
+        recorder = result.recorder
+        if recorder is None or not isinstance(self._engine, DistributedEngine):
+            return result.timeline
+        return self._engine.gather_timeline(recorder)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._layout.pipe is not None:
@@ -295,17 +294,13 @@ class GPipe(nn.Module):
     def _output_dim(self) -> int:
         return self.split if isinstance(self.split, int) else 0
 
-    def _layers(self) -> list[nn.Module]:
-        return list(self.children())
-
     def _input_batch(self, input: Any) -> Batch | None:
         """The input, where the first stage is here."""
         return Batch.of("input", input, self.split) if self.stages[0].index == 0 else None
 
     def _target_batch(self, target: Any) -> Batch | None:
         """The target, where the last stage is here."""
-        is_here = self.stages[-1].index == len(self.balance) - 1
-        return Batch.of("target", target, self._output_dim()) if is_here else None
+        return Batch.of("target", target, self._output_dim()) if self.has_last_stage else None
 
     def _size(self, batch: Batch | None, targets: Batch | None) -> Size:
         """What is known of the mini-batch, here and in other processes, before it begins."""
@@ -325,14 +320,13 @@ class GPipe(nn.Module):
             )
         return size
 
-    def _differentiable(self, batch: Batch | None, schedule: Schedule) -> Boundary:
-        if batch is None or self._layout.pipe is not None:
+    def _require_backward_here(self) -> None:
+        if self._layout.pipe is not None and self.training and torch.is_grad_enabled():
             raise RuntimeError(
                 "On a mesh the loss is taken on the last worker, and a backward() here could not "
                 "reach the others. Train with step(input, target, loss_fn); to evaluate, call "
                 "eval() first, or the model under torch.no_grad()."
             )
-        return self._engine.differentiable(batch, schedule, self._trained(), self._output_dim())
 
     def _given_out(self, whole: Boundary | None, broadcast_output: bool) -> Any:
         """The output, for this process or for all."""
@@ -344,52 +338,12 @@ class GPipe(nn.Module):
         self, batch: Batch | None, size: Size, head: LossHead | None, loss_fn: LossFunction
     ) -> Ended:
         if self._layout.pipe is None:
-            _warn_of_replicas()
+            warn_of_replicas()
         schedule = self._layout.orders.of_step(size.num_microbatches, self.checkpoint)
-        of_loss, names = _parameters_of_loss(loss_fn) if head else ([], {})
+        of_loss, names = parameters_of_loss(loss_fn) if head else ([], {})
         return self._engine.step(batch, schedule, head, names | self._trained(), of_loss)
 
     def _trained(self) -> dict[Parameter, str]:
         """The parameters that get gradients, each once, with their names."""
         named = self.named_parameters()
         return {parameter: name for name, parameter in named if parameter.requires_grad}
-
-
-def _head(
-    reduction: Reduction,
-    targets: Batch,
-    size: Size,
-    device: Device,
-    loss_scale: float,
-    output_dim: int | None,
-) -> LossHead:
-    """What takes the output of the last stage, on this device."""
-    targets = near(targets, device)
-    return LossHead(
-        reduction,
-        targets.slices(size.num_microbatches),
-        slice_sizes(size.rows, size.num_microbatches),
-        inlet_of(targets, device),
-        loss_scale=loss_scale,
-        output_dim=output_dim,
-        total_rows=size.total_rows,
-    )
-
-
-def _parameters_of_loss(loss_fn: LossFunction) -> tuple[list[Aliases], dict[Parameter, str]]:
-    """The aliases and names of what a loss with parameters of its own trains."""
-    if not isinstance(loss_fn, nn.Module):
-        return [], {}
-    named = ((f"loss_fn.{name}", p) for name, p in loss_fn.named_parameters() if p.requires_grad)
-    names = {parameter: name for name, parameter in named}
-    return [Aliases(loss_fn)] if names else [], names
-
-
-def _warn_of_replicas() -> None:
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        warnings.warn(
-            f"step() runs in a group of {dist.get_world_size()} processes, and nothing averages "
-            "its gradients over them. Wrap the GPipe in DistributedDataParallel and call "
-            "loss.backward(), or average the gradients yourself.",
-            stacklevel=3,
-        )

@@ -27,6 +27,11 @@ class StepResult:
     _recorder: Recorder | None = field(default=None, repr=False)
 
     @property
+    def recorder(self) -> Recorder | None:
+        """What the timeline is made of."""
+        return self._recorder
+
+    @property
     def timeline(self) -> Timeline | None:
         """When each action ran, on a mesh those of this worker; None without gradients."""
         return self._recorder.timeline if self._recorder else None

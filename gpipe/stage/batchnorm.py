@@ -1,8 +1,7 @@
 """BatchNorm whose running statistics are those of the mini-batch."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import chain
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from gpipe.stage.device import from_host
+from gpipe.stage.moments import Moments, merged, moments_of, require_variance
 
 __all__ = [
     "Collector",
@@ -26,16 +25,8 @@ __all__ = [
 ]
 
 
-class Moments(NamedTuple):
-    """What the rows of a micro-batch, or of several, say about each channel."""
-
-    shape: torch.Size
-    """Of the input that they are of."""
-    num_values: int
-    """How many each channel has."""
-    mean: Tensor
-    deviations: Tensor
-    """The sum of the squared deviations from the mean."""
+Share = Callable[[list[Moments]], list[list[Moments]]]
+"""Gives the moments of each replica for those of this one."""
 
 
 class DeferredBatchNorm(_BatchNorm):
@@ -151,21 +142,30 @@ class Collector:
                 error.
         """
         for _, parts in self._uses():
-            _require_variance(parts)
+            require_variance(parts)
 
     @torch.no_grad()
-    def commit(self) -> None:
+    def commit(self, share: Share | None = None) -> None:
         """Update the running statistics, once for each use, as the un-split mini-batch would.
 
         The moments are merged in the order of the micro-batches, whenever they came, and are then
         forgotten. On an accelerator's current stream, which has to wait for the forwards first.
 
+        Args:
+            share: Brings the moments of all replicas together.
+
         Raises:
             ValueError: As `check`; no norm has changed then.
         """
-        self.check()
-        merged = [(norm, _merged(parts)) for norm, parts in self._uses()]
-        for norm, moments in merged:
+        if share is None:
+            self.check()
+        norms, uses = [], []
+        for norm, parts in self._uses():
+            norms.append(norm)
+            uses.append(merged(parts))
+        if share is not None:
+            uses = [merged(parts) for parts in zip(*share(uses), strict=True)]
+        for norm, moments in zip(norms, uses, strict=True):
             _update(norm, moments)
         for by_microbatch in self._moments.values():
             by_microbatch.clear()
@@ -284,49 +284,9 @@ def _normalised(norm: DeferredBatchNorm, input: Tensor, observation: _Observatio
         input, norm.weight, norm.bias, mean, variance, True, 1.0, norm.eps, cudnn_enabled
     )
     if observation.microbatch is not None:
-        moments = _moments(input.detach(), mean, variance)
+        moments = moments_of(input.detach(), mean, variance)
         observation.collector.add(norm, observation.microbatch, moments)
     return output
-
-
-def _moments(input: Tensor, mean: Tensor, variance: Tensor) -> Moments:
-    """The moments of an input from its mean and unbiased variance, as torch computed them."""
-    num_values = math.prod((input.shape[0], *input.shape[2:]))
-    if num_values > 0 and torch.finfo(mean.dtype).bits < 32:
-        # Buffers in half precision cannot hold them, so they are computed once more.
-        dims = [dim for dim in range(input.dim()) if dim != 1]
-        variance, mean = torch.var_mean(input.float(), dims, correction=0)
-        return Moments(input.shape, num_values, mean, variance * num_values)
-    # Of one value the unbiased variance is 0 / 0, and there is no deviation.
-    deviations = variance * (num_values - 1) if num_values > 1 else torch.zeros_like(variance)
-    return Moments(input.shape, num_values, mean, deviations)
-
-
-def _merged(parts: Sequence[Moments]) -> Moments:
-    """The moments of all parts together; empty parts say nothing.
-
-    The formula of Chan, Golub and LeVeque for many parts at once. Means are taken relative to the
-    first: they differ by far less than their size, and rounding then is as small as the difference.
-    """
-    parts = [part for part in parts if part.num_values > 0] or parts[:1]
-    if len(parts) == 1:
-        return parts[0]
-    means = torch.stack([part.mean for part in parts])
-    weights = from_host([part.num_values for part in parts], means).unsqueeze(1)
-    total = sum(part.num_values for part in parts)
-    shifts = means - means[0]
-    shift = (weights * shifts).sum(0) / total
-    between = (weights * (shifts - shift).square()).sum(0)
-    within = torch.stack([part.deviations for part in parts]).sum(0)
-    return Moments(parts[0].shape, total, means[0] + shift, within + between)
-
-
-def _require_variance(parts: Sequence[Moments]) -> None:
-    shapes = [part.shape for part in parts if part.num_values > 0]
-    if sum(part.num_values for part in parts) == 1:
-        raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {shapes[0]}"
-        )
 
 
 def _update(norm: DeferredBatchNorm, moments: Moments) -> None:

@@ -1,10 +1,15 @@
 """What a payload looks like besides its numbers, so that another process can make its like."""
 
+import copyreg
+import io
+import pickle
+from collections import ChainMap
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from gpipe.stage.boundary import (
     Boundary,
@@ -73,6 +78,18 @@ class Form(NamedTuple):
         starts = tuple([0 if each is None else start_of(each) for each in tensors])
         return cls(structure, specs, starts, is_boundary)
 
+    @classmethod
+    def of_bytes(cls, data: bytes) -> "Form":
+        """That which another process has written."""
+        form: Form = pickle.loads(data)
+        return form
+
+    def to_bytes(self) -> bytes:
+        """The form, to be read by another process."""
+        written = io.BytesIO()
+        _Pickler(written).dump(self)
+        return written.getvalue()
+
     def resembles(self, other: "Form") -> bool:
         """Whether the two are alike, all that is no tensor included."""
         return self.specs == other.specs and same_structure(self.structure, other.structure)
@@ -82,6 +99,15 @@ class Form(NamedTuple):
         if self.is_boundary:
             return Boundary([tensor for tensor in tensors if tensor is not None], self.structure)
         return tensors
+
+
+class _Pickler(pickle.Pickler):
+    """Names the leaf of a structure: when it is made again, torch warns."""
+
+    dispatch_table = ChainMap(  # noqa: RUF012 - pickle looks for it here
+        {type(pytree.treespec_leaf()): lambda _: (pytree.treespec_leaf, ())},
+        copyreg.dispatch_table,  # type: ignore[arg-type]
+    )
 
 
 class Landing:

@@ -1,7 +1,8 @@
 """From a checked run file to everything that a run needs."""
 
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,7 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from gpipe.data import Splits
 from gpipe.errors import GpipeError, PlanError
 from gpipe.pipeline import GPipe
-from gpipe.stage.device import default_devices
+from gpipe.stage.device import HOST, default_devices
+from gpipe.stage.materialise import materialise
+from gpipe.stage.on_meta import built_on_meta
 from gpipe.train.batches import num_batches
 from gpipe.train.config import PipelineConfig, RunConfig
 from gpipe.train.factory import Factory, resolve_factory
@@ -20,6 +23,7 @@ from gpipe.train.lr_schedule import build_lr_schedule
 from gpipe.train.mistake import Mistake, Mistakes, RunFileError
 from gpipe.train.optimizer import build_optimizer, resolve_optimizer
 from gpipe.train.sample import Sample, balance_by
+from gpipe.train.team import Team
 
 __all__ = ["Run", "build", "num_stages_of", "resolve_all", "sequential", "splits_of"]
 
@@ -45,20 +49,27 @@ class Run:
     lr_schedule: LambdaLR
 
 
-def build(config: RunConfig) -> Run:
+def build(config: RunConfig, team: Team | None = None) -> Run:
     """Makes everything, or says what is wrong before anything has started.
 
-    torch is seeded right before the model is made: its weights depend on the seed alone.
+    The weights of the model depend on the seed alone, however many processes there are. torch is
+    seeded once more when they are made.
+
+    Args:
+        config: The run file.
+        team: The processes of the run, all of which call this; None where there is one.
 
     Raises:
         ConfigError: The run file names or asks for something that cannot be had.
     """
+    team = team or Team()
     model_factory, data_factory, loss = resolve_all(config)
-    torch.manual_seed(config.seed)
-    module = sequential(model_factory)
     splits = splits_of(data_factory)
-    model = _pipeline(config, module, Sample.of(config, splits, loss))
-    optimizer = build_optimizer(config.optimizer, model.parameters())
+    team.require_rows(config, splits)
+    make = partial(first_module, model_factory, config.seed)
+    model = _pipeline(config, make, Sample.of(config, splits, loss), team)
+    torch.manual_seed(config.seed)
+    optimizer = build_optimizer(config.optimizer, _parameters(model))
     num_steps = config.train.epochs * num_batches(splits.train, config.data.batch_size)
     return Run(
         config=_resolved(config, model),
@@ -98,6 +109,26 @@ def sequential(factory: Factory) -> nn.Sequential:
     return module
 
 
+def first_module(factory: Factory, seed: int) -> nn.Sequential:
+    """The model with its first values, or on meta, where these can be made layer by layer.
+
+    Raises:
+        RunFileError: The factory makes no Sequential.
+    """
+    on_meta = built_on_meta(partial(sequential, factory)).module
+    if isinstance(on_meta, nn.Sequential):
+        return on_meta
+    torch.manual_seed(seed)
+    return sequential(factory)
+
+
+def real(module: nn.Sequential, seed: int) -> nn.Sequential:
+    """The same with its first values, all of them on the host."""
+    layers = dict(enumerate(module))
+    materialise(layers, layers, HOST, seed)
+    return module
+
+
 def splits_of(factory: Factory) -> Splits:
     """The data that the factory gives.
 
@@ -116,10 +147,18 @@ def splits_of(factory: Factory) -> Splits:
     return splits
 
 
-def _pipeline(run: RunConfig, module: nn.Sequential, sample: Sample) -> GPipe:
+def _parameters(model: GPipe) -> list[nn.Parameter]:
+    """Those of this process; an empty one where it has none, which an optimizer refuses."""
+    return list(model.parameters()) or [nn.Parameter(torch.empty(0))]
+
+
+def _pipeline(
+    run: RunConfig, make: Callable[[], nn.Sequential], sample: Sample, team: Team
+) -> GPipe:
     config = run.pipeline
+    module = make()
     try:
-        balance = _balance(run, module, sample)
+        balance = team.told(_balance(run, make, sample, team) if team.is_main else None)
     except PlanError as error:
         raise RunFileError([Mistake(_blame(error, config, module), str(error))]) from error
     try:
@@ -131,24 +170,31 @@ def _pipeline(run: RunConfig, module: nn.Sequential, sample: Sample) -> GPipe:
             schedule=config.schedule,
             devices=config.devices,
             deferred_batch_norm=config.deferred_batch_norm,
+            mesh=team.mesh,
+            all_reduce=config.all_reduce,
+            watchdog_s=config.watchdog_s,
+            seed=run.seed,
         )
     except (TypeError, ValueError, GpipeError) as error:
         raise RunFileError([Mistake(_blame(error, config, module), str(error))]) from error
 
 
-def num_stages_of(config: PipelineConfig) -> int:
+def num_stages_of(config: PipelineConfig, num_workers: int | None = None) -> int:
     """How many stages there are to be where no list says so."""
-    return config.stages or len(config.devices or default_devices()) or 1
+    return config.stages or num_workers or len(config.devices or default_devices()) or 1
 
 
-def _balance(run: RunConfig, module: nn.Sequential, sample: Sample) -> int | list[int] | None:
+def _balance(
+    run: RunConfig, make: Callable[[], nn.Sequential], sample: Sample, team: Team
+) -> int | list[int] | None:
     """The layers of each stage; their number where parameters say the rest."""
     config = run.pipeline
     if not isinstance(config.balance, str):
         return list(config.balance)
-    num_stages = num_stages_of(config)
+    num_stages = num_stages_of(config, team.num_workers)
     if config.balance == "parameters" or num_stages == 1:
         return config.stages
+    module = real(make(), run.seed)
     return balance_by(config.balance, num_stages, module, sample, run)
 
 
@@ -164,7 +210,7 @@ def _blame(error: Exception, config: PipelineConfig, module: nn.Sequential) -> s
 
 def _resolved(config: RunConfig, model: GPipe) -> RunConfig:
     # A balance that was measured would come out a little different the next time.
-    found = {"stages": len(model.stages), "balance": config.pipeline.balance}
+    found = {"stages": len(model.balance), "balance": config.pipeline.balance}
     if isinstance(config.pipeline.balance, str) and config.pipeline.balance != "parameters":
         found["balance"] = tuple(model.balance)
     pipeline = config.pipeline.model_copy(update=found)

@@ -1,6 +1,7 @@
 """What a run file may say, as frozen, checked data."""
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -38,6 +39,9 @@ BalancedBy = Literal["time", "memory", "flops", "parameters"]
 BALANCED_BY = get_args(BalancedBy)
 _Factory = Annotated[str, Field(pattern=r"^[^:\s]+:[^:\s]+$", description=_FACTORY)]
 _Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
+
+
+MOST = 1e30  # sums and products of such numbers stay finite
 
 
 class _Section(BaseModel):
@@ -103,6 +107,19 @@ class PipelineConfig(_Section):
         description='a list with a device for each worker, such as ["cuda:0", "cuda:1"]',
     )
     deferred_batch_norm: bool = Field(False, description="true or false")
+    processes: bool = Field(
+        False, description="true: a process for each worker, started by torchrun; or false"
+    )
+    replicas: _Count = 1
+    all_reduce: Literal["backend", "ring", "none"] = Field(
+        "backend", description="backend, ring or none: how gradients of replicas are summed"
+    )
+    watchdog_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds, more than 0, in which nothing moves until all processes tell what "
+        "they wait for; left out: never",
+    )
 
     @model_validator(mode="after")
     def _stages_fit_balance(self) -> Self:
@@ -143,13 +160,23 @@ class TrainConfig(_Section):
     )
 
 
-def _bytes(value: object) -> object:
+def _bytes(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise PydanticCustomError("bytes", "bytes")
     try:
-        return parse_bytes(value)
+        number = parse_bytes(value)
     except ValueError:
-        raise PydanticCustomError("bytes", "bytes") from None
+        number = inf
+    if number > MOST:
+        raise PydanticCustomError("bytes", "bytes")
+    return number
+
+
+def _bytes_per_s(value: object) -> float:
+    number = _bytes(value)
+    if 0 < number < 1:  # a transfer would take longer than a number can say
+        raise PydanticCustomError("bytes", "bytes")
+    return number
 
 
 _Bytes = Annotated[float, PlainValidator(_bytes)]
@@ -159,26 +186,31 @@ class PlanConfig(_Section):
     """What `gpipe plan` is to know of the devices."""
 
     devices: _Count | None = Field(
-        None, description="how many there are, 1 or more; left out: one for each stage"
+        None,
+        description="a whole number, 1 or more, of the devices there are; left out: as many as "
+        "pipeline.devices lists, or one for each stage",
     )
     memory: _Bytes | None = Field(
         None,
-        description='what stages may use of a device, such as "16 GiB"; left out: what the '
+        description='bytes that stages may use of a device, such as "16 GiB"; left out: what the '
         "accelerators here have, or no limit on the CPU",
     )
     flops: float | None = Field(
         None,
-        gt=0,
+        ge=1,
+        le=MOST,
         strict=False,
-        description="floating-point operations that a device does in a second in practice, such as "
-        "100e12: layers are then counted, not measured",
+        description="a number from 1 to 1e30 of floating-point operations that a device does in a "
+        "second in practice, such as 100e12: layers are then counted, not measured",
     )
-    bandwidth: _Bytes | None = Field(
+    bandwidth: Annotated[float, PlainValidator(_bytes_per_s)] | None = Field(
         None,
-        description='of the link to the next device a second, such as "12 GB"; left out: '
-        "measured between the accelerators here, or no limit",
+        description='bytes a second over the link to the next device, such as "12 GB", at least 1, '
+        "or 0 for no limit; left out: measured between the accelerators here, or no limit",
     )
-    latency_s: float = Field(0.0, ge=0, description="seconds of each transfer, 0 or more")
+    latency_s: float = Field(
+        0.0, ge=0, le=86_400, description="seconds of each transfer, from 0 to those of a day"
+    )
     accumulates: bool = Field(
         False, description="true where gradients of several mini-batches are added up"
     )

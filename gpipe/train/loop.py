@@ -1,6 +1,7 @@
 """The training loop: epochs, steps, evaluations."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from gpipe.train.metrics import MetricsFile
 from gpipe.train.run_directory import create_run_directory
 from gpipe.train.summary import summary, warn_of_bubble
 from gpipe.train.tally import Tally
-from gpipe.train.terminal import Bar, say, warn
+from gpipe.train.team import Team, joined
+from gpipe.train.terminal import Bar, say, speaking, warn
 
 __all__ = ["Result", "train"]
 
@@ -46,11 +48,15 @@ def train(config: RunConfig) -> Result:
         ConfigError: Something in the run file cannot be had; nothing was started or written.
         KeyboardInterrupt: Ctrl-C; what was written is whole.
     """
-    run = build(config)
+    with joined(config) as team, speaking(team.is_main):
+        return _train(build(config, team), team)
+
+
+def _train(run: Run, team: Team) -> Result:
     warn_of_bubble(run)
-    directory = create_run_directory(run.config)
-    with MetricsFile(directory / "metrics.jsonl") as metrics:
-        trainer = _Trainer(run, metrics)
+    directory = team.told(create_run_directory(run.config) if team.is_main else Path())
+    with MetricsFile(directory / "metrics.jsonl") if team.is_main else nullcontext() as metrics:
+        trainer = _Trainer(run, metrics, team)
         try:
             evaluation = trainer.train()
         except KeyboardInterrupt:
@@ -64,12 +70,13 @@ def train(config: RunConfig) -> Result:
 class _Trainer:
     """Takes a run through its epochs."""
 
-    def __init__(self, run: Run, metrics: MetricsFile) -> None:
+    def __init__(self, run: Run, metrics: MetricsFile | None, team: Team) -> None:
         self.step = 0
         self.epoch = 0
         self.tally = Tally()
         self._run = run
         self._metrics = metrics
+        self._team = team
 
     def train(self) -> Evaluation:
         """All epochs; the evaluation after the last one."""
@@ -100,12 +107,15 @@ class _Trainer:
         result = self._differentiate(batch)
         self._update()
         loss = float(result.loss)  # on an accelerator this waits until the step is done
-        assert result.timeline is not None, "in training mode every step has one"
-        self._record(batch.num_rows, time.perf_counter() - started_s, loss, lr, result.timeline)
+        elapsed_s = time.perf_counter() - started_s
+        timeline = self._run.model.gather_timeline(result)
+        assert timeline is not None, "in training mode every step has one"
+        self._record(batch.num_rows, elapsed_s, loss, lr, timeline)
         return loss
 
     def _differentiate(self, batch: Batch) -> StepResult:
         run = self._run
+        batch = self._team.part(batch)
         run.optimizer.zero_grad()
         with _autocast(run):
             return run.model.step(
@@ -123,9 +133,9 @@ class _Trainer:
         self, rows: int, elapsed_s: float, loss: float, lr: float, timeline: Timeline
     ) -> None:
         model = self._run.model
-        share = len(model.stages) // len(model.devices)
+        share = len(model.balance) // timeline.num_workers
         self.tally.add(rows, elapsed_s, timeline, model.chunks, share)
-        self._metrics.write(
+        self._write(
             "step",
             self.step + 1,
             self.epoch,
@@ -138,11 +148,17 @@ class _Trainer:
         )
         self.step += 1  # last, so that an interrupted run names a step that was recorded
 
+    def _write(self, kind: str, step: int, epoch: int, **numbers: float | None) -> None:
+        if self._metrics is not None:  # one of several processes does it
+            self._metrics.write(kind, step, epoch, **numbers)
+
     def _evaluate(self) -> Evaluation:
         run = self._run
         with _autocast(run):
-            evaluation = evaluate(run.model, run.loss, run.splits.test, run.config.data.batch_size)
-        self._metrics.write(
+            evaluation = evaluate(
+                run.model, run.loss, run.splits.test, run.config.data.batch_size, self._team
+            )
+        self._write(
             "evaluation",
             self.step,
             self.epoch,

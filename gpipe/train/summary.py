@@ -12,7 +12,7 @@ __all__ = ["summary", "warn_of_bubble"]
 
 def warn_of_bubble(run: Run) -> None:
     """Says how long stages will wait where there are fewer micro-batches than workers."""
-    num_stages, num_microbatches = len(run.model.devices), _num_microbatches(run)
+    num_stages, num_microbatches = run.model.num_workers, _num_microbatches(run)
     if num_microbatches >= num_stages:
         return
     bubble, better = (ideal_bubble(num_stages, m) for m in (num_microbatches, 4 * num_stages))
@@ -35,8 +35,8 @@ def summary(run: Run, evaluation: Evaluation, tally: Tally) -> str:
 
 
 def _formula(run: Run) -> str:
-    num_workers, num_microbatches = len(run.model.devices), _num_microbatches(run)
-    share = len(run.model.stages) // num_workers
+    num_workers, num_microbatches = run.model.num_workers, _num_microbatches(run)
+    share = len(run.model.balance) // num_workers
     sizes = f"K={num_workers}, M={num_microbatches}"
     if share == 1:
         return f"(K-1)/(M+K-1) with {sizes}"

@@ -1,10 +1,13 @@
 """What a run shows while it runs."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from tqdm import tqdm
 
-__all__ = ["Bar", "say", "warn"]
+__all__ = ["Bar", "say", "speaking", "warn"]
 
 
 class Bar(tqdm):  # type: ignore[type-arg] # only its stubs are generic
@@ -13,7 +16,8 @@ class Bar(tqdm):  # type: ignore[type-arg] # only its stubs are generic
     monitor_interval = 0  # tqdm would start a thread that outlives the run
 
     def __init__(self, label: str, num_rows: int) -> None:
-        super().__init__(total=num_rows, desc=label, unit=" rows", leave=False)
+        is_silent = not _speaks.get()
+        super().__init__(total=num_rows, desc=label, unit=" rows", leave=False, disable=is_silent)
 
     def show(self, num_rows: int, loss: float) -> None:
         """Moves on by `num_rows`; tqdm adds the rows per second."""
@@ -23,12 +27,29 @@ class Bar(tqdm):  # type: ignore[type-arg] # only its stubs are generic
             self.refresh()  # also where the whole epoch is shorter than the time between two looks
 
 
+_speaks: ContextVar[bool] = ContextVar("gpipe_speaks", default=True)
+
+
+@contextmanager
+def speaking(speaks: bool) -> Iterator[None]:
+    """Print what is said meanwhile, or nothing: of several processes one speaks for all."""
+    token = _speaks.set(speaks)
+    try:
+        yield
+    finally:
+        _speaks.reset(token)
+
+
 def say(text: str) -> None:
     """Prints a line of the result."""
+    if not _speaks.get():
+        return
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def warn(text: str) -> None:
     """Prints a warning beside the result."""
+    if not _speaks.get():
+        return
     sys.stderr.write(f"warning: {text}\n")

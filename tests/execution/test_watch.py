@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 
 ROOT = Path(__file__).parents[2]
 KILLED = -9
-SOON_S = 10  # with quick beats, on cores that have other things to do; see `test_the_promises`
+SOON_S = 20  # with quick beats, on cores that have other things to do; see `test_the_promises`
 STORES = ("rank_0", "parent", "file")
 
 
@@ -116,8 +116,8 @@ def test_a_rank_that_is_killed_or_stopped_ends_every_rank(jobs, name):
             "is gone" if how == "kill_oneself" else "does not answer"
         )
     else:
-        fact = f"Rank {culprit} failed first: it has given no sign of life for 2 s"
-    assert_all_name(jobs[name], int(culprit), fact, 3 * SOON_S if "not answer" in fact else SOON_S)
+        fact = f"Rank {culprit} failed first: it has given no sign of life for 3 s"
+    assert_all_name(jobs[name], int(culprit), fact, 2 * SOON_S if "not answer" in fact else SOON_S)
     assert jobs[name][int(culprit)].code == KILLED
 
 
@@ -134,7 +134,7 @@ def test_a_broken_connection_is_not_taken_for_the_cause(jobs, name):
     _, culprit, how = name.split()
     fact = {
         "kill_oneself": "it has given no sign of life",
-        "exit_3": "it has ended its script, but Rank",
+        "exit_3": "it has ended its script, but ",  # somebody waits, or has lost the connection
         "raise_in_main": "ValueError: no data",
     }[how]
     assert_all_name(jobs[name], int(culprit), f"Rank {culprit} failed first: {fact}", SOON_S)
@@ -144,7 +144,7 @@ def test_a_broken_connection_is_not_taken_for_the_cause(jobs, name):
 def test_ranks_that_leave_in_good_order_end_nobody(jobs, name):
     assert [(end.code, end.err) for end in jobs[name]] == [(0, "")] * 3
     first, _, last = jobs[name]
-    assert first.after_s + 2 < last.after_s
+    assert first.after_s < last.after_s
 
 
 def test_a_main_thread_that_is_stuck_elsewhere_is_ended(jobs):

@@ -1,7 +1,9 @@
 """Starts the ranks of many small jobs at once, and tells how each has ended.
 
 A program of its own, since what is tested are the ends of real interpreters: it imports torch once
-and forks every rank, whose end is then that of this script: `python watch_job.py FOLDER NUMBER_AT_ONCE JOB...`.
+and forks every rank, whose end is then that of this script.
+
+    python -m tests.execution.watch_job FOLDER NUMBER_AT_ONCE JOB...
 """
 
 import gc
@@ -19,7 +21,7 @@ from torch import distributed as dist
 
 from gpipe.execution.watch import Watch
 
-QUICK = {"beat_s": 0.25, "patience_s": 2.0, "grace_s": 1.0}
+QUICK = {"beat_s": 0.25, "patience_s": 3.0, "grace_s": 1.0}
 NUM_RANKS = 3
 PROMISED: dict[str, float] = {}  # what Watch has by default
 
@@ -42,12 +44,12 @@ class Rank:
             progress=lambda: (self.num_done, self.waits_for),
             **others,
         )
-        self.all_are_here()
+        self.meet(NUM_RANKS, "begin")
 
-    def all_are_here(self):
-        if self.store.add("here", 1) == NUM_RANKS:
-            self.store.set("all_here", "")
-        self.store.wait(["all_here"], timedelta(seconds=60))
+    def meet(self, num_ranks, name):
+        if self.store.add(name, 1) == num_ranks:
+            self.store.set(f"{name}: all", "")
+        self.store.wait([f"{name}: all"], timedelta(seconds=60))
 
     def mark(self):
         """The moment of what goes wrong."""
@@ -153,7 +155,7 @@ def good_order(folder, rank, kind):
     """All end at their own time; rank 0, which may host the store, first."""
     me = Rank(folder, rank, kind, QUICK)
     if rank == 2:
-        time.sleep(4)
+        time.sleep(5)
         before = sys.excepthook
         me.watch.leave()
         assert sys.excepthook is not before
@@ -163,11 +165,14 @@ def stall(folder, rank):
     """Twice nothing moves; then all is well."""
     me = Rank(folder, rank, "rank_0", QUICK | {"patience_s": 9.0}, watchdog_s=1.0)
     if rank == 2:
-        time.sleep(6)
+        me.meet(3, "end")
         return
-    me.step(f"rank {rank} waits for a", 2.4)
-    me.num_done += 1
-    me.step(f"rank {rank} waits for b", 2.4)
+    for what in "ab":
+        me.meet(2, what)
+        # The one that speaks for all goes on last, or the other would tell the same again.
+        me.step(f"rank {rank} waits for {what}", 3.5 if rank == 0 else 2.5)
+        me.num_done += 1
+    me.meet(3, "end")
 
 
 def over_gloo(folder, rank, culprit, how):
@@ -271,7 +276,7 @@ def let_go_on(stopped, running):
     for process_id, moment_s in list(stopped.items()):
         folder = running[process_id][0]
         mates = [other for other, (its_folder, _) in running.items() if its_folder == folder]
-        if not (folder / "mark").exists() and time.monotonic() > moment_s + 4:
+        if not (folder / "mark").exists() and time.monotonic() > moment_s + 5:
             os.kill(process_id, signal.SIGCONT)
             del stopped[process_id]
         elif (folder / "mark").exists() and len(mates) == 1:

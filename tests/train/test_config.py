@@ -54,6 +54,10 @@ def test_the_shortest_run_file_has_documented_defaults(short: Path) -> None:
         "devices": None,
         "deferred_batch_norm": False,
         "checkpoint": "except_last",
+        "processes": False,
+        "replicas": 1,
+        "all_reduce": "backend",
+        "watchdog_s": None,
     }
     assert config.lr_schedule.model_dump() == {"name": "constant", "warmup_steps": 0}
     assert config.train.model_dump() == {"epochs": 1, "precision": "fp32", "clip_grad_norm": None}

@@ -16,6 +16,7 @@ from gpipe.data import Splits, digits
 from gpipe.errors import ConfigError
 from gpipe.models import mlp
 from gpipe.train.batches import in_order, shuffled
+from gpipe.train.build import real
 from gpipe.train.config import RunConfig, load
 from gpipe.train.evaluation import evaluate
 from gpipe.train.loop import Result, train
@@ -303,8 +304,9 @@ class TestEvaluation:
 
 def train_plainly(num_epochs: int) -> tuple[list[float], nn.Module]:
     """The loop that everyone writes, for the un-cut model; the losses of its steps."""
-    torch.manual_seed(0)
-    model = mlp([64, 32, 32, 10])
+    with torch.device("meta"):
+        model = mlp([64, 32, 32, 10])
+    real(model, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loss_fn = nn.CrossEntropyLoss()
     rows, losses, num_steps = digits().train, [], 6 * num_epochs
