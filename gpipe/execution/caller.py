@@ -37,6 +37,11 @@ class CallerState:
         """Call the function under this state; several threads may do so at once."""
         self._variables.copy().run(self._run_under_modes, function)
 
+    def drop_casts(self) -> None:
+        """Let go of the weights that autocast has cast for the workers."""
+        if self._autocast:
+            torch.clear_autocast_cache()
+
     def without_autocast(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function as it runs where autocast ended before, as a backward does by custom."""
         if not self._autocast:
@@ -59,7 +64,7 @@ class CallerState:
             yield torch.inference_mode()
         yield torch.set_grad_enabled(self._grad)
         for device_type, dtype in self._autocast.items():
-            yield torch.autocast(device_type, dtype, cache_enabled=self._autocast_cache)
+            yield _autocast_on(device_type, dtype, self._autocast_cache)
         if self._saved_tensors_hooks is not None:
             yield saved_tensors_hooks(*self._saved_tensors_hooks)
         yield from self._modes
@@ -75,6 +80,27 @@ def _autocast_dtypes() -> dict[str, torch.dtype]:
         for device_type in torch._C._autocast_supported_devices()
         if torch.is_autocast_enabled(device_type)
     }
+
+
+@contextmanager
+def _autocast_on(device_type: str, dtype: torch.dtype, has_cache: bool) -> Iterator[None]:
+    # Leaving `torch.autocast` would drop the cache of cast weights, which all threads share: the
+    # worker that is done first would let the others cast theirs again.
+    before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    had_cache = torch.is_autocast_cache_enabled()
+    torch.autocast_increment_nesting()
+    _set_autocast(device_type, True, dtype, has_cache)
+    try:
+        yield
+    finally:
+        _set_autocast(device_type, *before, had_cache)
+        torch.autocast_decrement_nesting()
+
+
+def _set_autocast(device_type: str, is_on: bool, dtype: torch.dtype, has_cache: bool) -> None:
+    torch.set_autocast_enabled(device_type, is_on)
+    torch.set_autocast_dtype(device_type, dtype)
+    torch.set_autocast_cache_enabled(has_cache)
 
 
 @contextmanager

@@ -167,7 +167,10 @@ class MiniBatch:
             for worker in self._site.workers
         ]
         with self._between_streams():
-            self._executor.run(tasks, self._caller, self._channel.abort)
+            try:
+                self._executor.run(tasks, self._caller, self._channel.abort)
+            finally:
+                self._caller.drop_casts()
 
     def _work(self, device: Device, row: Sequence[Action], records: list[Record]) -> None:
         with ExitStack() as stack:
