@@ -1,8 +1,12 @@
 """What it takes to sum gradients over devices."""
 
-from gpipe.arguments import require_count
+from collections.abc import Sequence
 
-__all__ = ["one_reducer_s", "ring_bytes", "ring_s"]
+from gpipe.arguments import require_count
+from gpipe.schedule import Kind
+from gpipe.timeline import Timeline
+
+__all__ = ["one_reducer_s", "ring_bytes", "ring_s", "visible_s"]
 
 
 def one_reducer_s(
@@ -58,6 +62,27 @@ def ring_s(
         ValueError: `num_devices` is below 1, or another number is negative or none.
     """
     return _visible_s(ring_bytes(num_devices, num_bytes), bandwidth_bytes_per_s, overlap_s)
+
+
+def visible_s(timeline: Timeline, reduce_s: Sequence[float]) -> float:
+    """Seconds after the last action until all sums are there, each started as soon as it can be.
+
+    A worker sums what one of its stages has when that has done its last backward, one sum after the
+    other.
+
+    Args:
+        timeline: Of a mini-batch.
+        reduce_s: How long the sum of each stage takes.
+    """
+    ready_s: dict[int, tuple[float, int]] = {}
+    for worker, action, _, end_s in timeline.events:
+        if action.kind is Kind.BACKWARD:
+            last_s, _ = ready_s.get(action.stage, (0.0, worker))
+            ready_s[action.stage] = max(last_s, end_s), worker
+    free_s: dict[int, float] = {}
+    for stage, (at_s, worker) in sorted(ready_s.items(), key=lambda item: item[1]):
+        free_s[worker] = max(free_s.get(worker, 0.0), at_s) + reduce_s[stage]
+    return max([0.0, *(end_s - timeline.makespan_s for end_s in free_s.values())])
 
 
 def _visible_s(moved_bytes: float, bandwidth_bytes_per_s: float, overlap_s: float) -> float:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from gpipe.arguments import require_choice, require_count
 from gpipe.costs import LayerCosts, StageCosts
+from gpipe.plan.all_reduce import ring_s, visible_s
 from gpipe.plan.device_spec import DeviceSpec, edges, spread
 from gpipe.plan.memory import (
     StageMemory,
@@ -32,6 +34,8 @@ class Outline:
         costs: Of the stages, on these devices.
         memory: What each stage needs; what waits before it is left out.
         held_bytes: What micro-batches hold on each worker at most.
+        gradient_bytes: What each stage has of gradients after a mini-batch.
+        num_replicas: How many pipelines train together, and sum their gradients in rings.
     """
 
     balance: tuple[int, ...]
@@ -41,6 +45,8 @@ class Outline:
     costs: StageCosts
     memory: tuple[StageMemory, ...]
     held_bytes: tuple[float, ...]
+    gradient_bytes: tuple[float, ...]
+    num_replicas: int = 1
 
     @property
     def worker_bytes(self) -> tuple[float, ...]:
@@ -84,14 +90,17 @@ class Plan(Outline):
 
     Attributes:
         timeline: When each action runs.
+        visible_reduce_s: Seconds after the last action until the gradients of all replicas are
+            summed; what overlaps the drain is not seen.
     """
 
     timeline: Timeline
+    visible_reduce_s: float = 0.0
 
     @property
     def step_s(self) -> float:
-        """Seconds from the first action of a mini-batch to the last, the optimizer left out."""
-        return self.timeline.makespan_s
+        """Seconds from the first action of a mini-batch to the last sum, without the optimizer."""
+        return self.timeline.makespan_s + self.visible_reduce_s
 
     @property
     def bubble(self) -> float:
@@ -111,13 +120,14 @@ def plan(
     devices: DeviceSpec | Sequence[DeviceSpec] = DeviceSpec(),  # noqa: B008 - it is frozen
     optimizer_bytes_per_gradient_byte: float = 0.0,
     accumulates: bool = False,
+    num_replicas: int = 1,
 ) -> Plan:
     """Predict one way to run a model.
 
     Args:
         costs: Of the layers, measured or counted.
         balance: Layers of each stage.
-        rows: Those of a mini-batch.
+        rows: Those of a mini-batch, of one replica.
         chunks: Micro-batches that are asked for; never more than there are rows.
         schedule: As for `GPipe`.
         checkpoint: "always", "except_last" or "never".
@@ -125,6 +135,8 @@ def plan(
         devices: That of each worker, or one that stands for all.
         optimizer_bytes_per_gradient_byte: How large the state of the optimizer is: 2 for Adam.
         accumulates: Whether gradients of several mini-batches are added up.
+        num_replicas: How many pipelines train together; they sum their gradients over the links of
+            their devices, each stage as soon as it is done.
 
     Returns:
         The plan; whether it fits is for `Plan.crowded` to say.
@@ -146,6 +158,7 @@ def plan(
         devices=devices,
         optimizer_bytes_per_gradient_byte=optimizer_bytes_per_gradient_byte,
         accumulates=accumulates,
+        num_replicas=num_replicas,
     )
     return simulated(made)
 
@@ -158,7 +171,19 @@ def simulated(made: Outline) -> Plan:
         each._replace(transfer_bytes=number)
         for each, number in zip(made.memory, waiting, strict=True)
     )
-    return Plan(**(vars(made) | {"memory": memory, "timeline": timeline}))
+    reduce_s = _visible_reduce_s(made, timeline)
+    found = {"memory": memory, "timeline": timeline, "visible_reduce_s": reduce_s}
+    return Plan(**(vars(made) | found))
+
+
+def _visible_reduce_s(made: Outline, timeline: Timeline) -> float:
+    order = made.schedule
+    of_stage = [made.devices[order.worker_of(stage)] for stage in range(order.num_stages)]
+    ring = [
+        ring_s(made.num_replicas, num_bytes, device.bandwidth_bytes_per_s)
+        for num_bytes, device in zip(made.gradient_bytes, of_stage, strict=True)
+    ]
+    return visible_s(timeline, ring)
 
 
 def outline(
@@ -173,6 +198,7 @@ def outline(
     devices: DeviceSpec | Sequence[DeviceSpec],
     optimizer_bytes_per_gradient_byte: float,
     accumulates: bool,
+    num_replicas: int = 1,
 ) -> Outline:
     """All of a plan but its timeline; arguments as those of `plan`."""
     require_choice("checkpoint", checkpoint, RECOMPUTE_MODES)
@@ -199,6 +225,11 @@ def outline(
             StageMemory(*state, *each, 0.0) for state, each in zip(states, held, strict=True)
         ),
         held_bytes=tuple(held_by_workers(order, stage_costs)),
+        gradient_bytes=tuple(
+            sum(costs.gradient_bytes[slice(*ends)])
+            for ends in pairwise(accumulate(balance, initial=0))
+        ),
+        num_replicas=require_count("num_replicas", num_replicas),
     )
 
 
