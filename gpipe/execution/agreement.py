@@ -13,7 +13,7 @@ __all__ = ["require_agreement"]
 
 Facts = Mapping[str, str | int]
 
-_LOOK_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between two looks
 _num_calls: Counter[str] = Counter()
 
 
@@ -62,12 +62,13 @@ def _store(group_or_store: ProcessGroup | Store) -> Store:
 
 def _await(store: Store, keys: list[str], timeout_s: float) -> None:
     # `store.wait` would not hear Ctrl-C, and torch prints each of its timeouts.
-    deadline_s = monotonic() + timeout_s
+    deadline_s, pause_s = monotonic() + timeout_s, _FIRST_PAUSE_S
     while not store.check(keys):
         if monotonic() > deadline_s:
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise _absent(missing, timeout_s)
-        sleep(_LOOK_S)
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _absent(ranks: list[int], timeout_s: float) -> StageError:

@@ -18,7 +18,6 @@ from gpipe.execution.engine import Engine, Size, Totals
 from gpipe.execution.harvest import Harvest
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import Site
-from gpipe.execution.peer import Posted
 from gpipe.execution.pipe import Pipe, gathered
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.relay import Tie
@@ -96,7 +95,6 @@ class DistributedEngine(Engine):
             self._share = self._moments_of_replicas
         self._words = Words(dynamic_shapes)
         self._word: Word | None = None
-        self._word_on_its_way: list[Posted] = []
         self._taken: dict[Parameter, Tensor] = {}
         self._settled = Totals()
 
@@ -109,6 +107,11 @@ class DistributedEngine(Engine):
         """
         with super().turn(), self._company.sharing_failures():
             yield
+
+    def close(self) -> None:
+        """Give back the process groups; all ranks do."""
+        self._replicas.close()
+        self.pipe.close()
 
     def interrupt(self, error: BaseException) -> None:
         """Let whoever waits for the worker raise this error; the worker may wait for ever."""
@@ -132,15 +135,17 @@ class DistributedEngine(Engine):
             batch: The input; None where the first stage is not here.
             size: As far as this process knows it.
         """
+        look, key = (0, 0) if batch is None else (self._words.look_of(batch), key_ahead())
+        state = hash(tuple([stage.state_hash() for stage in self.stages]))
 
-        def pass_on() -> None:
-            word = self._hear() if batch is None else self._make_word(batch, size)
-            self._tell(word)
-            self._word = word
+        def exchange() -> None:
+            total_rows = self._total_rows(size.rows) if batch is not None else 0
+            mine = Word(look, *size._replace(total_rows=total_rows), key, (state,))
+            with self._waiting("the next mini-batch"):
+                self._word = Word.exchanged(mine, self._ends.first, self.pipe.control)
 
-        self.run_alone(pass_on)
+        self.run_alone(exchange)
         assert self._word is not None
-        _require_same_mode(self._word, size)
         return self._word.size
 
     def broadcast(self, output: Boundary | None) -> Boundary:
@@ -200,29 +205,11 @@ class DistributedEngine(Engine):
         """Call the function in the worker, so that the caller can be interrupted meanwhile."""
         self._executor.run([function], CallerState(), lambda: None)
 
-    def _make_word(self, batch: Batch, size: Size) -> Word:
-        total_rows = size.rows
-        if self.pipe.replicas_control is not None:
-            every = gathered([size.rows], self.pipe.replicas_control)
-            total_rows = int(sum(rows for (rows,) in every))
-        look = self._words.look_of(batch)
-        known = size._replace(total_rows=total_rows)
-        return Word(look, *known, key_ahead())
-
-    def _tell(self, word: Word) -> None:
-        for posted in self._word_on_its_way:
-            posted.wait()
-        following = (self.pipe.worker + 1) % self.pipe.num_workers
-        if following != self._ends.first:
-            peer = self.pipe.peer(following)
-            self._word_on_its_way = [peer.send(word.line(), _TAG, on_host=True)]
-
-    def _hear(self) -> Word:
-        line = Word.empty_line()
-        before = (self.pipe.worker - 1) % self.pipe.num_workers
-        with self._waiting("the next mini-batch"):
-            self.pipe.peer(before).receive(line, _TAG, on_host=True).wait()
-        return Word.of_line(line)
+    def _total_rows(self, rows: int) -> int:
+        """Those of the mini-batches of all replicas; the first workers of all ask."""
+        if self.pipe.replicas_control is None:
+            return rows
+        return int(sum(count for (count,) in gathered([rows], self.pipe.replicas_control)))
 
     def _randomness(self) -> Randomness:
         assert self._word is not None
@@ -289,12 +276,3 @@ class DistributedEngine(Engine):
     def _take(self, _: Sequence[Aliases], __: Retain) -> dict[Parameter, Tensor]:
         taken, self._taken = self._taken, {}
         return taken
-
-
-def _require_same_mode(word: Word, size: Size) -> None:
-    if word.trains != size.trains:
-        modes = {True: "trains", False: "does not train"}
-        raise RuntimeError(
-            f"This worker {modes[size.trains]} and the first one {modes[bool(word.trains)]}. Call "
-            "train() or eval() on all ranks alike, and the model under the same grad mode."
-        )

@@ -2,10 +2,12 @@
 
 import pickle
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from gpipe.execution.engine import Size
 from gpipe.execution.wire import Forms
@@ -27,6 +29,7 @@ class Word(NamedTuple):
         num_microbatches: Into how many the former are cut.
         trains: Whether there will be gradients.
         key: What random numbers are made of.
+        states: A number for each worker that changes when its layers are frozen, cast and the like.
     """
 
     look: int
@@ -35,6 +38,7 @@ class Word(NamedTuple):
     num_microbatches: int
     trains: int
     key: int
+    states: tuple[int, ...]
 
     @property
     def size(self) -> Size:
@@ -42,18 +46,26 @@ class Word(NamedTuple):
         return Size(self.rows, self.total_rows, self.num_microbatches, bool(self.trains))
 
     @classmethod
-    def empty_line(cls) -> Tensor:
-        """Memory to receive one in."""
-        return torch.empty(len(cls._fields), dtype=torch.int64)
+    def exchanged(cls, mine: "Word", first: int, group: dist.ProcessGroup) -> "Word":
+        """That of the first worker, with the states of all; every worker of the group calls it.
 
-    @classmethod
-    def of_line(cls, line: Tensor) -> "Word":
-        """The one that was received."""
-        return cls(*line.tolist())
+        Args:
+            mine: What this worker knows; one state.
+            first: The worker that has the first stage.
+            group: The workers, on the host.
 
-    def line(self) -> Tensor:
-        """The word as it is sent."""
-        return torch.tensor(self, dtype=torch.int64)
+        Raises:
+            RuntimeError: Some of them train and others do not; all raise it.
+            ValueError: The targets have another number of rows than the input; all raise it.
+        """
+        *known, (state,) = mine
+        line = torch.tensor([*known, state], dtype=torch.int64)
+        every = [torch.empty_like(line) for _ in range(group.size())]
+        dist.all_gather(every, line, group)
+        words = [cls._make([*known, (state,)]) for *known, state in map(Tensor.tolist, every)]
+        word = words[first]._replace(states=tuple(state for *_, (state,) in words))
+        _require_same(words, word)
+        return word
 
 
 class Words:
@@ -88,7 +100,22 @@ class Words:
         by_use = self._forms.setdefault(word.look, {})
         for number in [each for each in self._forms if each <= word.look - 2 * _NUM_KNOWN]:
             del self._forms[number]
-        return by_use.setdefault((word.trains, word.num_microbatches), {})
+        return by_use.setdefault((word.trains, word.num_microbatches, word.states), {})
+
+
+def _require_same(words: Sequence[Word], first: Word) -> None:
+    for worker, word in enumerate(words):
+        if word.trains != first.trains:
+            modes = {1: "trains", 0: "does not train"}
+            raise RuntimeError(
+                f"Worker {worker} {modes[word.trains]} and the first one {modes[first.trains]}. "
+                "Call train() or eval() on all ranks alike, and the model under the same grad mode."
+            )
+        if word.rows not in (0, first.rows):  # 0: it has neither input nor target
+            raise ValueError(
+                f"The target on worker {worker} has {word.rows} rows and the input has "
+                f"{first.rows}. Pass both of the same mini-batch."
+            )
 
 
 def _look(batch: Batch) -> bytes | None:

@@ -247,6 +247,11 @@ class GPipe(Layers):
             recorder = ended.recorder if size.trains else None
             return StepResult(ended.loss, head and head.output(), recorder)
 
+    def close(self) -> None:
+        """Give back the process groups of a mesh, on all ranks; nothing works afterwards."""
+        if isinstance(self._engine, DistributedEngine):
+            self._engine.close()
+
     def gather_timeline(self, result: StepResult) -> Timeline | None:
         """The timeline of a step with the actions of all workers.
 
@@ -312,13 +317,7 @@ class GPipe(Layers):
                 "The mini-batch has 0 rows: there is nothing to train on. Leave it out."
             )
         num_microbatches = max(1, min(self.chunks, rows))
-        size = self._engine.agree(batch, Size(rows, rows, num_microbatches, trains))
-        if present and rows != size.rows:
-            raise ValueError(
-                f"The target has {rows} rows and the input of the first worker has {size.rows}. "
-                "Pass both of the same mini-batch."
-            )
-        return size
+        return self._engine.agree(batch, Size(rows, rows, num_microbatches, trains))
 
     def _require_backward_here(self) -> None:
         if self._layout.pipe is not None and self.training and torch.is_grad_enabled():

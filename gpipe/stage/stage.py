@@ -66,6 +66,16 @@ class Stage:
         mode = tuple([module.training for layer in self.layers for module in layer.modules()])
         return self._habits.setdefault(mode, Habits())
 
+    def state_hash(self) -> int:
+        """A number that changes when layers are frozen, cast, or put into another mode.
+
+        Within this process only. Boundaries may look otherwise then.
+        """
+        modules = [module for layer in self.layers for module in layer.modules()]
+        parameters = [each for layer in self.layers for each in layer.parameters()]
+        modes = tuple([module.training for module in modules])
+        return hash((modes, tuple([(each.requires_grad, each.dtype) for each in parameters])))
+
     def forget_habits(self) -> None:
         """Learn everything again."""
         self._habits.clear()
