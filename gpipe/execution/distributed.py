@@ -14,7 +14,8 @@ from torch.nn import Parameter
 from gpipe.execution import parcel
 from gpipe.execution.caller import CallerState
 from gpipe.execution.company import Company
-from gpipe.execution.engine import Engine, Size, Totals
+from gpipe.execution.engine import Engine
+from gpipe.execution.facts import Size, Totals
 from gpipe.execution.harvest import Harvest
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import Site

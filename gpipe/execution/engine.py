@@ -4,18 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from gpipe.execution.channel import between_devices
+from gpipe.execution.facts import Ended, Size, Totals
 from gpipe.execution.gate import hand_over, join
 from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import MiniBatch, Site
-from gpipe.execution.recorder import Recorder
 from gpipe.execution.skip_channel import Route
 from gpipe.execution.threaded import ThreadedExecutor, is_of_autograd
 from gpipe.schedule import Schedule
@@ -31,57 +30,13 @@ from gpipe.stage.run import MiniBatchContext
 from gpipe.stage.stage import Stage
 from gpipe.stage.unchanged import LayersThen
 
-__all__ = ["Ended", "Engine", "Names", "Size", "Totals"]
+__all__ = ["Engine", "Names"]
 
 Names = Mapping[Parameter, str]
 """The parameters that may get a gradient, each once, with the names that errors give them."""
 
 NUM_FIRST_LOOKS = 2  # mini-batches, from the first, whose recomputes are looked at closely
 LOOK_EVERY = 100
-
-
-class Size(NamedTuple):
-    """What is known of a mini-batch before it begins.
-
-    Attributes:
-        rows: Those of this replica.
-        total_rows: Those of all replicas.
-        num_microbatches: Into how many the former are cut.
-        trains: Whether there will be gradients.
-    """
-
-    rows: int
-    total_rows: int
-    num_microbatches: int
-    trains: bool
-
-
-class Totals(NamedTuple):
-    """What is known of a mini-batch only at its end.
-
-    Attributes:
-        loss: That of the mini-batch; None without a loss.
-        factor: What all gradients are still to be multiplied with; None for one.
-        has_gradients: Whether any stage has some, here or in another process.
-    """
-
-    loss: Tensor | None = None
-    factor: Tensor | None = None
-    has_gradients: bool = False
-
-
-class Ended(NamedTuple):
-    """A mini-batch that has gone through the stages.
-
-    Attributes:
-        outputs: What has left the last stage, where no loss took it and it is here.
-        loss: That of the mini-batch, if there was one.
-        recorder: When each action ran.
-    """
-
-    outputs: list[Boundary]
-    loss: Tensor | None
-    recorder: Recorder
 
 
 class Engine:

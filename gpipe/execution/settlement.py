@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpipe.execution.engine import Totals
+from gpipe.execution.facts import Totals
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.pipe import Pipe, gathered
 from gpipe.stage.loss import Parts

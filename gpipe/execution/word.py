@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from gpipe.execution.engine import Size
+from gpipe.execution.facts import Size
 from gpipe.execution.wire import Forms
 from gpipe.stage.boundary import start_of
 from gpipe.stage.microbatch import Batch

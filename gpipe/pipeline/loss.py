@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
 
-from gpipe.execution.engine import Size
+from gpipe.execution.facts import Size
 from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
 from gpipe.stage.alias import Aliases

@@ -11,7 +11,8 @@ from torch.nn import Parameter
 from gpipe.arguments import require_choice, require_count
 from gpipe.balance import require_balance
 from gpipe.execution.distributed import DistributedEngine
-from gpipe.execution.engine import Ended, Engine, Size
+from gpipe.execution.engine import Engine
+from gpipe.execution.facts import Ended, Size
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.replicas import ALL_REDUCES, BUCKET_BYTES, AllReduce
 from gpipe.pipeline.layers import Layers
