@@ -1,5 +1,6 @@
 """Any text file, as bytes to be predicted one by one."""
 
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -29,13 +30,16 @@ def text(
 
     Raises:
         ConfigError: The file cannot be read.
+        TypeError: An argument has the wrong type.
         ValueError: It is too short for a window in either part, or a number cannot be.
     """
     num_tokens = require_count("num_tokens", num_tokens)
     stride = num_tokens if stride is None else require_count("stride", stride)
-    tokens = _read(path)
+    if isinstance(test_fraction, bool) or not isinstance(test_fraction, int | float):
+        raise TypeError(f"test_fraction is {test_fraction!r}. Give a number between 0 and 1.")
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction is {test_fraction}. Give a number between 0 and 1.")
+    tokens = _read(path)
     num_train = len(tokens) - round(len(tokens) * test_fraction)
     parts = tokens[:num_train], tokens[num_train:]
     shortest = min(map(len, parts))
@@ -45,18 +49,25 @@ def text(
             f"for a window of {num_tokens} and the byte behind it. Use a longer file or fewer "
             "tokens."
         )
+    # From beyond the end no window starts, wherever that is; torch takes no number of any length.
+    stride = min(stride, len(tokens))
     train, test = (_windows(part, num_tokens, stride) for part in parts)
     return Splits(train=train, test=test)
 
 
 def _read(path: str) -> Tensor:
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"path is {path!r}. Name a file, from the folder that gpipe is started in.")
     try:
         content = Path(path).read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name with a zero byte, too
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}). Name a file, from the folder that gpipe is "
-            "started in."
+            f"{path} cannot be read ({reason}). Name a file, from the folder that gpipe is started "
+            "in."
         ) from error
+    if not content:
+        raise ValueError(f"{path} is empty. Use a longer file.")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import inf, isnan
 
+from gpipe.plan.words import count
+
 __all__ = ["DeviceSpec", "edges", "spread"]
 
 
@@ -46,8 +48,8 @@ def spread(devices: DeviceSpec | Sequence[DeviceSpec], num_workers: int) -> list
         return [devices] * num_workers
     if len(devices) < num_workers:
         raise ValueError(
-            f"There are {num_workers} workers and {len(devices)} devices. Describe one for each "
-            "worker, or one that stands for all."
+            f"There are {count(num_workers, 'worker')} and {count(len(devices), 'device')}. "
+            "Describe one for each worker, or one that stands for all."
         )
     return list(devices[:num_workers])
 

@@ -1,48 +1,25 @@
 """The best ways to run a model, out of a grid of them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from gpipe.costs import LayerCosts
 from gpipe.errors import PlanError
-from gpipe.partition import balance_costs
-from gpipe.plan.device_spec import DeviceSpec
+from gpipe.plan.bounds import ROUNDING, Bounds
+from gpipe.plan.device_spec import DeviceSpec, spread
+from gpipe.plan.grid import Candidate, Grid, Way, balances
 from gpipe.plan.plan import Outline, Plan, outline, simulated
-from gpipe.schedule import LOOPED_SCHEDULES, RECOMPUTE_MODES, SCHEDULE_NAMES
-from gpipe.units import show_bytes
+from gpipe.plan.progress import Bar
+from gpipe.plan.reasons import loses, nothing_fits, too_large
+from gpipe.schedule import as_schedule
 
 __all__ = ["Found", "Grid", "search"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """What is tried.
-
-    Attributes:
-        num_devices: How many devices are used, each number in turn.
-        stages_per_device: How many stages a device has, where the schedule lets it have several.
-        chunks: How many micro-batches; numbers above that of the rows are left out.
-        schedules: By name.
-        checkpoints: The modes.
-    """
-
-    num_devices: Sequence[int]
-    stages_per_device: Sequence[int] = (1, 2)
-    chunks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-    schedules: Sequence[str] = SCHEDULE_NAMES
-    checkpoints: Sequence[str] = RECOMPUTE_MODES
-
-
-class Candidate(NamedTuple):
-    """One way to run, by name."""
-
-    schedule: str
-    checkpoint: str
-    chunks: int
-    num_devices: int
-    balance: tuple[int, ...]
+Place = tuple[int, ...]  # where a candidate stands in the grid: it decides between equals
 
 
 class Found(NamedTuple):
@@ -68,11 +45,12 @@ def search(
     optimizer_bytes_per_gradient_byte: float = 0.0,
     accumulates: bool = False,
     num_best: int = 3,
+    progress: bool = False,
 ) -> Found:
     """Try a grid of ways to run a model, and keep the fastest that fit.
 
-    Every one that could be among them is simulated. The others are known to be slower: no step is
-    shorter than the work of its busiest worker.
+    Every one that could be among them is simulated. The others are known to be slower, by what
+    they take at least.
 
     Args:
         costs: Of the layers.
@@ -82,6 +60,7 @@ def search(
         optimizer_bytes_per_gradient_byte: How large the state of the optimizer is.
         accumulates: Whether gradients of several mini-batches are added up.
         num_best: How many are wanted.
+        progress: Whether a bar is shown, on a terminal.
 
     Raises:
         PlanError: None fits. The message has what the smallest needs, what there is, and what would
@@ -92,166 +71,169 @@ def search(
             "The costs have no times, so no way to run is faster than another. Measure the layers, "
             "or say with plan.flops what a device does."
         )
-    candidates = list(_candidates(costs, grid, rows, devices))
-
-    def outlined(candidate: Candidate) -> Outline:
-        return outline(
-            costs,
-            candidate.balance,
-            rows=rows,
-            chunks=candidate.chunks,
-            schedule=candidate.schedule,
-            checkpoint=candidate.checkpoint,
-            num_workers=candidate.num_devices,
-            devices=devices,
-            optimizer_bytes_per_gradient_byte=optimizer_bytes_per_gradient_byte,
-            accumulates=accumulates,
+    num_given = len(devices) if isinstance(devices, Sequence) else None
+    trial = _Trial(
+        costs=costs,
+        rows=rows,
+        devices=spread(devices, num_given or max(grid.num_devices)),
+        optimizer_bytes_per_gradient_byte=optimizer_bytes_per_gradient_byte,
+        accumulates=accumulates,
+    )
+    ways = Way.each(grid, costs.num_layers, rows, num_given)
+    with Bar(is_shown=progress) as bar:
+        plans, large = _fastest(trial, list(ways), 2 * num_best, bar)
+        if not plans:
+            raise nothing_fits(*_smallest(trial, large))
+        best, others = plans[:num_best], plans[num_best:]
+        fastest = best[0][1]
+        return Found(
+            best,
+            [(candidate, loses(each, fastest)) for candidate, each in others],
+            [(each, too_large(made)) for each, made in _faster(trial, large, fastest, num_best)],
         )
 
-    outlines = {candidate: outlined(candidate) for candidate in candidates}
-    plans, large = _fastest(outlines, 2 * num_best)
-    if not plans:
-        raise _nothing_fits(large)
-    best, others = plans[:num_best], plans[num_best:]
-    fastest = best[0][1]
-    return Found(
-        best,
-        [(candidate, _loses(each, fastest)) for candidate, each in others],
-        _too_large(large, fastest, num_best),
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """What is the same for all candidates."""
+
+    costs: LayerCosts
+    rows: int
+    devices: Sequence[DeviceSpec]
+    optimizer_bytes_per_gradient_byte: float
+    accumulates: bool
+    bounds: Bounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        held = self.optimizer_bytes_per_gradient_byte, self.accumulates
+        bounds = Bounds(self.costs, self.rows, self.devices, *held)
+        object.__setattr__(self, "bounds", bounds)
+
+    def outline(self, candidate: Candidate) -> Outline:
+        """What is known of it before it is simulated."""
+        return outline(
+            self.costs,
+            candidate.balance,
+            rows=self.rows,
+            chunks=candidate.chunks,
+            schedule=_order_of(
+                candidate.schedule, candidate.num_stages, candidate.chunks, candidate.num_devices
+            ),
+            checkpoint=candidate.checkpoint,
+            num_workers=candidate.num_devices,
+            devices=self.devices,
+            optimizer_bytes_per_gradient_byte=self.optimizer_bytes_per_gradient_byte,
+            accumulates=self.accumulates,
+        )
+
+    def settled(self, candidate: Candidate) -> Outline:
+        """Its plan, or as much of it as says that it does not fit."""
+        made = self.outline(candidate)
+        return made if made.crowded is not None else simulated(made)
+
+
+# Neighbours in the queue differ in little but the cut.
+_order_of = lru_cache(maxsize=8)(as_schedule)
+
+
+class _Large(NamedTuple):
+    """What does not fit."""
+
+    least_s: float
+    place: Place
+    candidate: Candidate
 
 
 def _fastest(
-    outlines: dict[Candidate, Outline], number: int
-) -> tuple[list[tuple[Candidate, Plan]], dict[Candidate, Outline]]:
-    """The fastest that fit; and those that do not."""
-    plans: list[tuple[Candidate, Plan]] = []
-    large: dict[Candidate, Outline] = {}
-    for candidate, made in sorted(outlines.items(), key=lambda item: item[1].busy_s):
-        if made.crowded is not None:
-            large[candidate] = made
-            continue
-        if len(plans) >= number and made.busy_s > plans[number - 1][1].step_s:
+    trial: _Trial, ways: Sequence[Way], number: int, bar: Bar
+) -> tuple[list[tuple[Candidate, Plan]], list[_Large]]:
+    """The fastest that fit; and what does not, of all that could be faster."""
+    plans: list[tuple[tuple[float, float], Place, Candidate, Plan]] = []
+    large: list[_Large] = []
+    queue = _Queue(trial, ways)
+    while (entry := queue.pop()) is not None:
+        least_s, place, candidate = entry
+        if len(plans) >= number and least_s * (1 - ROUNDING) > plans[number - 1][-1].step_s:
             break
-        found = simulated(made)
-        if found.crowded is not None:
-            large[candidate] = found
-            continue
-        plans.append((candidate, found))
-        plans.sort(key=lambda item: _order(item[1]))
-    return plans[:number], large
+        bar.update()
+        made = trial.settled(candidate) if trial.bounds.lack_bytes(candidate) <= 0 else None
+        if isinstance(made, Plan) and made.crowded is None:
+            plans.append((_merit(made), place, candidate, made))
+            plans.sort(key=lambda each: each[:2])
+        else:
+            large.append(_Large(least_s, place, candidate))
+    return [(candidate, made) for *_, candidate, made in plans[:number]], large
 
 
-def _order(made: Plan) -> tuple[float, float]:
+class _Queue:
+    """Candidates by what they take at least; what that is gets known better in their turn."""
+
+    def __init__(self, trial: _Trial, ways: Sequence[Way]) -> None:
+        self._bounds = trial.bounds
+        self._balances = cache(partial(balances, trial.costs))
+        self._entries: list[tuple[float, Place, Way | Candidate]] = [
+            (self._bounds.way_s(way), (number,), way) for number, way in enumerate(ways)
+        ]
+        self._is_known: set[Place] = set()
+        heapify(self._entries)
+
+    def pop(self) -> tuple[float, Place, Candidate] | None:
+        """The next one with its least time; None behind the last."""
+        while self._entries:
+            least_s, place, entry = heappop(self._entries)
+            if isinstance(entry, Way):
+                self._cut(entry, least_s, place)
+            elif entry.checkpoint == "except_last" and place not in self._is_known:
+                self._is_known.add(place)
+                exact_s = self._bounds.candidate_s(entry, counts_recomputes=True)
+                heappush(self._entries, (max(least_s, exact_s), place, entry))
+            else:
+                return least_s, place, entry
+        return None
+
+    def _cut(self, way: Way, least_s: float, place: Place) -> None:
+        for number, balance in enumerate(self._balances(way.num_stages)):
+            candidate = way.cut(balance)
+            own_s = max(least_s, self._bounds.candidate_s(candidate))
+            heappush(self._entries, (own_s, (*place, number), candidate))
+
+
+def _merit(made: Plan) -> tuple[float, float]:
     # Sums of the same times in another order are as fast.
     return float(f"{made.step_s:.9g}"), max(made.worker_bytes)
 
 
-def _candidates(
-    costs: LayerCosts, grid: Grid, rows: int, devices: DeviceSpec | Sequence[DeviceSpec]
-) -> Iterator[Candidate]:
-    num_given = len(devices) if isinstance(devices, Sequence) else max(grid.num_devices)
-    chunks = sorted({min(number, rows) for number in grid.chunks})
-    for schedule, share, num_devices in product(
-        grid.schedules, grid.stages_per_device, grid.num_devices
+def _faster(
+    trial: _Trial, large: Sequence[_Large], fastest: Plan, number: int
+) -> list[tuple[Candidate, Plan]]:
+    """The fastest of those that do not fit and would be faster than the best that fits."""
+    found: list[tuple[float, Place, Candidate, Plan]] = []
+    for least_s, place, candidate in large:  # by their least times
+        worst_s = found[number - 1][0] if len(found) >= number else fastest.step_s
+        if least_s * (1 - ROUNDING) >= worst_s:
+            break
+        made = simulated(trial.outline(candidate))
+        if made.step_s < fastest.step_s:
+            found.append((made.step_s, place, candidate, made))
+            found.sort(key=lambda each: each[:2])
+    return [(candidate, made) for *_, candidate, made in found[:number]]
+
+
+def _smallest(trial: _Trial, large: Sequence[_Large]) -> tuple[Outline | None, int]:
+    """The one of those that do not fit that lacks least, and how many there are."""
+    best: Outline | None = None
+    smallest = inf
+    for least_bytes, each in sorted(
+        (trial.bounds.lack_bytes(each.candidate), each) for each in large
     ):
-        num_stages = share * num_devices
-        has_several = schedule in LOOPED_SCHEDULES
-        if num_devices > num_given or num_stages > costs.num_layers or (share > 1) != has_several:
-            continue
-        for balance in _balances(costs, num_stages):
-            for checkpoint, number in product(grid.checkpoints, chunks):
-                yield Candidate(schedule, checkpoint, number, num_devices, balance)
+        if least_bytes >= smallest:
+            break
+        made = trial.settled(each.candidate)
+        if (lack := _lack_bytes(made)) < smallest:
+            best, smallest = made, lack
+    return best, len(large)
 
 
-def _balances(costs: LayerCosts, num_stages: int) -> list[tuple[int, ...]]:
-    """By time in both ways, and by what layers hold."""
-    held = [
-        parameters + gradients + saved * costs.rows
-        for parameters, gradients, saved in zip(
-            costs.parameter_bytes, costs.gradient_bytes, costs.saved_bytes_per_row, strict=True
-        )
-    ]
-    found = (
-        balance_costs(costs.times_s, num_stages, "variance"),
-        balance_costs(costs.times_s, num_stages, "bottleneck"),
-        balance_costs(held, num_stages, "bottleneck"),
-    )
-    return list(dict.fromkeys(map(tuple, found)))
-
-
-def _loses(made: Plan, fastest: Plan) -> str:
-    slower = made.step_s / fastest.step_s - 1
-    if slower < 0.0005:
-        return f"as fast, and needs {show_bytes(max(made.worker_bytes))} on a device"
-    reasons: dict[str, Callable[[Plan], float]] = {
-        "bubble": lambda each: each.bubble,
-        "recompute": _recomputed,
-    }
-    parts = [
-        f"{name} {reason(made):.1%} instead of {reason(fastest):.1%}"
-        for name, reason in reasons.items()
-        if reason(made) - reason(fastest) > 0.0005
-    ]
-    return f"{slower:.1%} slower: {', '.join(parts) or 'its busiest device has more to do'}"
-
-
-def _recomputed(made: Plan) -> float:
-    """The part of all workers' time that goes into recomputes."""
-    lost = made.timeline.lost_time or ()
-    total_s = made.step_s * made.schedule.num_workers
-    return sum(each.recompute_s for each in lost) / total_s if total_s else 0.0
-
-
-def _too_large(
-    large: dict[Candidate, Outline], fastest: Plan, number: int
-) -> list[tuple[Candidate, str]]:
-    faster = []
-    for candidate, made in large.items():
-        if made.busy_s < fastest.step_s:
-            step_s = simulated(made).step_s
-            if step_s < fastest.step_s:
-                faster.append((step_s, candidate, made))
-    faster.sort(key=lambda item: item[0])
-    return [
-        (candidate, f"would take {step_s:.4g} s, but {_lack(made)}")
-        for step_s, candidate, made in faster[:number]
-    ]
-
-
-def _lack(made: Outline) -> str:
-    worker = made.crowded
-    assert worker is not None
-    needed, there = made.worker_bytes[worker], made.devices[worker].memory_bytes
-    return f"device {worker} needs {show_bytes(needed)} of {show_bytes(there)}"
-
-
-def _nothing_fits(outlines: dict[Candidate, Outline]) -> PlanError:
-    if not outlines:
-        return PlanError(
-            "The grid holds no way to run this model: there are more stages than layers in each. "
-            "Allow fewer devices."
-        )
-    smallest = min(outlines.values(), key=_worst_lack)
-    worker = smallest.crowded
-    assert worker is not None
-    stage = max(
-        smallest.schedule.stages_of(worker), key=lambda each: smallest.memory[each].peak_bytes
-    )
-    return PlanError(
-        f"Nothing fits. The best of {len(outlines)} ways has {smallest.schedule.num_stages} stages "
-        f"{list(smallest.balance)}, {smallest.schedule.num_microbatches} micro-batches and "
-        f"checkpoint={smallest.checkpoint!r}, and {_lack(smallest)}, most of it for "
-        f"{_largest_part(smallest, stage)} of stage {stage}. Use more devices or larger ones, "
-        "fewer rows, an optimizer with less state, or split the largest layer."
-    )
-
-
-def _worst_lack(made: Outline) -> float:
+def _lack_bytes(made: Outline) -> float:
     pairs = zip(made.worker_bytes, made.devices, strict=True)
     return max(needed - device.memory_bytes for needed, device in pairs)
-
-
-def _largest_part(made: Outline, stage: int) -> str:
-    parts = made.memory[stage]._asdict()
-    return max(parts, key=parts.__getitem__).removesuffix("_bytes")

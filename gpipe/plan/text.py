@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 from math import inf
 
+from gpipe.plan.grid import Candidate
 from gpipe.plan.plan import Plan
-from gpipe.plan.search import Candidate, Found
+from gpipe.plan.search import Found
+from gpipe.plan.words import count, shown_balance
 from gpipe.units import show_bytes
 
 __all__ = ["found_text", "plan_text"]
 
-MOST_LISTED = 16  # stages whose layers are listed one by one
 COLUMNS = ("weights", "gradients", "optimizer", "inputs", "inside", "transfers", "peak")
 
 
@@ -23,9 +24,9 @@ def plan_text(plan: Plan, name: str, rows: int) -> str:
     """
     order = plan.schedule
     lines = [
-        f"{order.num_stages} stages {_shown(plan.balance)} on "
-        f"{_count(order.num_workers, 'device')}, "
-        f"{rows} rows in {_count(order.num_microbatches, 'micro-batch', 'micro-batches')}, "
+        f"{count(order.num_stages, 'stage')} {shown_balance(plan.balance)} on "
+        f"{count(order.num_workers, 'device')}, "
+        f"{rows} rows in {count(order.num_microbatches, 'micro-batch', 'micro-batches')}, "
         f"{name}, checkpoint {plan.checkpoint}",
         _speed(plan, rows),
         "",
@@ -49,7 +50,7 @@ def found_text(found: Found, rows: int) -> str:
 
 def _lines_to_paste(candidate: Candidate) -> str:
     return (
-        f"For the run file, with {_count(candidate.num_devices, 'device')}:\n"
+        f"For the run file, with {count(candidate.num_devices, 'device')}:\n"
         f"pipeline: {{balance: {list(candidate.balance)}, chunks: {candidate.chunks}, "
         f"schedule: {candidate.schedule}, checkpoint: {candidate.checkpoint}}}"
     )
@@ -58,7 +59,7 @@ def _lines_to_paste(candidate: Candidate) -> str:
 def _reasons(losers: Iterable[tuple[Candidate, str]]) -> Iterable[str]:
     for candidate, reason in losers:
         yield (
-            f"  {_shown(candidate.balance)} on {_count(candidate.num_devices, 'device')}, "
+            f"  {shown_balance(candidate.balance)} on {count(candidate.num_devices, 'device')}, "
             f"{candidate.schedule}, {candidate.checkpoint}, chunks {candidate.chunks}: {reason}"
         )
 
@@ -96,13 +97,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     for row in rows:
         cells = (text.rjust(width) for text, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
-
-
-def _shown(balance: Sequence[int]) -> str:
-    if len(balance) <= MOST_LISTED:
-        return str(list(balance))
-    return f"of {min(balance)} to {max(balance)} layers"
-
-
-def _count(number: int, one: str, several: str = "") -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"

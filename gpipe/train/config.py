@@ -16,6 +16,7 @@ from gpipe.units import parse_bytes
 
 __all__ = [
     "BALANCED_BY",
+    "MOST",
     "BalancedBy",
     "DataConfig",
     "LossName",
@@ -38,7 +39,13 @@ _SCHEDULES = "fill_drain, 1f1b, interleaved_1f1b or looped_breadth_first"
 BalancedBy = Literal["time", "memory", "flops", "parameters"]
 BALANCED_BY = get_args(BalancedBy)
 _Factory = Annotated[str, Field(pattern=r"^[^:\s]+:[^:\s]+$", description=_FACTORY)]
-_Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
+_Count = Annotated[
+    int, Field(ge=1, le=10**15, description="a whole number, 1 or more, up to 10^15")
+]
+# A schedule has that many actions and more for each stage.
+_Chunks = Annotated[
+    int, Field(ge=1, le=2**16, description="a whole number, 1 or more, up to 65536")
+]
 
 
 MOST = 1e30  # sums and products of such numbers stay finite
@@ -95,7 +102,7 @@ class PipelineConfig(_Section):
         description="time, memory, flops, parameters, or the number of layers of each stage, such "
         "as [2, 2, 1]",
     )
-    chunks: _Count = 1
+    chunks: _Chunks = 1
     schedule: ScheduleName = Field("1f1b", description=_SCHEDULES)
     checkpoint: Literal["always", "except_last", "never"] = Field(
         "except_last", description="always, except_last or never"

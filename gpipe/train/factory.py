@@ -74,6 +74,10 @@ def resolve(path: str, name: str) -> Callable[..., object]:
 
 
 def _module(path: str, name: str) -> ModuleType:
+    if name.startswith("."):
+        raise _wrong(
+            path, f'"{name}" is relative. Name the module in full, such as "package.name".'
+        )
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -70,6 +70,11 @@ def parse(text: str, source: str) -> object:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {_problem(error)}.") from error
+    except ValueError as error:  # a date that there is not, a number of too many digits
+        raise ConfigError(
+            f"{source} has a value that YAML reads as a date or a number, and cannot ({error}). "
+            "Put it in quotes, or write another."
+        ) from error
 
 
 def dump(content: Mapping[str, object]) -> str:

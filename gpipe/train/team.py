@@ -160,4 +160,5 @@ def _mistake(key: str, text: str) -> RunFileError:
 
 
 def _digest(config: RunConfig) -> str:
-    return sha256(config.model_dump_json().encode()).hexdigest()[:16]
+    # Not as JSON: pydantic would warn of a balance that lists layers.
+    return sha256(repr(config).encode()).hexdigest()[:16]

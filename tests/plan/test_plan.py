@@ -132,7 +132,7 @@ def test_the_text_has_every_stage_and_says_where_memory_lacks():
         ({"rows": 0}, "rows"),
         ({"checkpoint": "sometimes"}, "sometimes"),
         ({"schedule": "1f2b"}, "1f2b"),
-        ({"devices": [DeviceSpec()]}, "2 workers and 1 devices"),
+        ({"devices": [DeviceSpec()]}, "2 workers and 1 device\\."),
     ],
 )
 def test_wrong_arguments_are_refused(options, message):

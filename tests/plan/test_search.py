@@ -1,6 +1,5 @@
 """The search finds what trying everything finds."""
 
-import random
 from itertools import product
 
 import pytest
@@ -8,22 +7,13 @@ import pytest
 from gpipe.errors import PlanError
 from gpipe.partition import balance_costs
 from gpipe.plan import DeviceSpec, Grid, plan, search
-from gpipe.plan.search import _balances
+from gpipe.plan.grid import balances
 from gpipe.plan.text import found_text
 from gpipe.schedule import LOOPED_SCHEDULES, RECOMPUTE_MODES, SCHEDULE_NAMES
-from tests.plan.members import layer_costs
+from tests.plan.members import layer_costs, random_layers
 
 ROWS = 8
 CHUNKS = (1, 2, 4, 8)
-
-
-def random_layers(seed: int, num_layers: int = 7):
-    numbers = random.Random(seed)
-    return layer_costs(
-        [numbers.choice([0.5, 1.0, 2.0, 5.0]) for _ in range(num_layers)],
-        parameter_bytes=[float(numbers.randint(50, 400)) for _ in range(num_layers)],
-        saved_bytes=[float(numbers.randint(5, 90)) for _ in range(num_layers)],
-    )
 
 
 def everything(costs, devices, num_devices):
@@ -32,7 +22,7 @@ def everything(costs, devices, num_devices):
     for count, share, schedule, mode, chunks in ways:
         if (share > 1) != (schedule in LOOPED_SCHEDULES) or count * share > costs.num_layers:
             continue
-        for balance in _balances(costs, count * share):
+        for balance in balances(costs, count * share):
             made = plan(
                 costs, balance, rows=ROWS, chunks=chunks, schedule=schedule, checkpoint=mode,
                 num_workers=count, devices=devices, optimizer_bytes_per_gradient_byte=2.0,
@@ -112,4 +102,4 @@ def test_a_device_that_is_described_for_each_limits_their_number():
 def test_cuts_are_those_of_balance_costs():
     costs = random_layers(1)
     times_s = [a + b for a, b in zip(costs.forward_s, costs.backward_s, strict=True)]
-    assert tuple(balance_costs(times_s, 3)) in _balances(costs, 3)
+    assert tuple(balance_costs(times_s, 3)) in balances(costs, 3)

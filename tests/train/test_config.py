@@ -82,7 +82,7 @@ def test_three_famous_mistakes_are_told_at_once(short: Path) -> None:
     found = mistakes_of(short, "pipeline.chunks=four", "trainig.epochs=2", "train.num-epochs=2")
 
     assert found == [
-        'pipeline.chunks: "four" is not allowed. Give a whole number, 1 or more.',
+        'pipeline.chunks: "four" is not allowed. Give a whole number, 1 or more, up to 65536.',
         "train.num-epochs: is no key (value 2). Did you mean `epochs`?"
         " Known keys here: epochs, precision, clip_grad_norm.",
         'trainig: is no key (value {"epochs": 2}). Did you mean `train`?'

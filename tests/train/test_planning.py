@@ -10,33 +10,19 @@ from torch import nn
 
 from gpipe.cli import main
 from gpipe.costs import LayerCosts
-from gpipe.train import planning
+from gpipe.partition import balance_costs
+from gpipe.profiling import profile
+from gpipe.train import costing
 from gpipe.train.build import build
-from gpipe.train.config import BALANCED_BY, RunConfig
-from gpipe.train.optimizer import state_share
+from gpipe.train.config import BALANCED_BY
+from tests.train.planned import config, enter, said
 
 ROOT = Path(__file__).parents[2]
-RUN_FILE = """
-name: short
-model: {factory: "gpipe.models:mlp", sizes: [64, 32, 16, 10]}
-data: {factory: "gpipe.data:digits", batch_size: 32}
-loss: cross_entropy
-pipeline: {stages: 2, chunks: 4}
-optimizer: {name: AdamW}
-"""
 
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run.yaml").write_text(RUN_FILE)
-    monkeypatch.chdir(tmp_path)
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(arguments) == code
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    return out if code == 0 else err
+    enter(tmp_path, monkeypatch)
 
 
 def test_a_plan_tells_time_and_the_memory_of_each_stage(capsys):
@@ -49,7 +35,7 @@ def test_a_plan_tells_time_and_the_memory_of_each_stage(capsys):
 
 
 def test_counted_layers_are_not_allocated_nor_run(capsys, monkeypatch):
-    monkeypatch.setattr(planning, "profile", None)
+    monkeypatch.setattr(costing, "profile", None)
     said(capsys, "plan", "run.yaml", "--set", "plan.flops=1e9")
 
 
@@ -57,7 +43,7 @@ def test_measured_layers_come_from_a_file_the_second_time(capsys, monkeypatch):
     first = said(capsys, "plan", "run.yaml", "--profile", "costs.json")
     costs = LayerCosts.load("costs.json")
     assert all(time_s > 0 for time_s in costs.forward_s)
-    monkeypatch.setattr(planning, "profile", None)
+    monkeypatch.setattr(costing, "profile", None)
     assert said(capsys, "plan", "run.yaml", "--profile", "costs.json") == first
 
 
@@ -154,7 +140,7 @@ def test_mistakes_are_told_without_a_traceback(capsys, arguments, message, code)
     ("overrides", "message"),
     [
         (["pipeline.stages=9"], "5 layers cannot fill 9 stages"),
-        (["pipeline.balance=[2, 2]"], "4 layers, but the costs are those of 5"),
+        (["pipeline.balance=[2, 2]"], "pipeline.balance: [2, 2] is 4 layers, and the model has 5"),
         (
             ["pipeline.schedule=interleaved_1f1b", "pipeline.devices=[cpu, cpu, cpu]",
              "pipeline.stages=4"],
@@ -166,17 +152,6 @@ def test_what_does_not_go_together_is_told_without_a_traceback(capsys, overrides
     told = said(capsys, "plan", "run.yaml", "--set", "plan.flops=1e9", *overrides, code=2)
     assert message in told
     assert "pipeline" in told
-
-
-def config(**sections: object) -> RunConfig:
-    content = {
-        "name": "short",
-        "model": {"factory": "gpipe.models:mlp", "sizes": [64, 32, 16, 10]},
-        "data": {"factory": "gpipe.data:digits", "batch_size": 32},
-        "loss": "cross_entropy",
-        "optimizer": {"name": "AdamW"},
-    }
-    return RunConfig.model_validate(content | sections)
 
 
 @pytest.mark.parametrize("by", BALANCED_BY)
@@ -200,19 +175,6 @@ def test_measuring_does_not_change_the_weights_that_the_seed_gives():
     ]
     for other in weights[1:]:
         assert all(torch.equal(other[name], weights[0][name]) for name in other)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "share"),
-    [
-        ({"name": "SGD", "lr": 0.1}, 0),
-        ({"name": "SGD", "lr": 0.1, "momentum": 0.9}, 1),
-        ({"name": "AdamW"}, 2),
-        ({"name": "RMSprop"}, 1),
-    ],
-)
-def test_what_an_optimizer_keeps_is_seen(optimizer, share):
-    assert state_share(config(optimizer=optimizer).optimizer) == share
 
 
 def test_the_papers_largest_transformer_is_planned_on_a_laptop(capsys, monkeypatch):
@@ -250,3 +212,32 @@ def test_a_fault_of_a_layer_shows_as_itself(by):
     with pytest.raises(ValueError, match="a fault of the layer") as caught:
         build(config(model=model, pipeline={"stages": 2, "balance": by}))
     assert any("layer 1" in note for note in caught.value.__notes__)
+
+
+# It was refused, while `gpipe train` ran the same file.
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_balance_by_flops_is_planned_without_knowing_a_device(capsys, keeps):
+    where = ["--profile", "costs.json"] if keeps else []
+    if keeps:
+        said(capsys, "plan", "run.yaml", *where)  # without operations
+    text = said(capsys, "plan", "run.yaml", "--set", "pipeline.balance=flops", *where)
+    flops = [64 * 32, 0, 32 * 16, 0, 16 * 10]
+    assert f"2 stages {balance_costs(flops, 2)} on" in text
+    assert re.search(r"step [\d.e-]+ s", text)
+
+
+# The measurement took half the threads for each stage, whatever --stages said.
+@pytest.mark.parametrize(("stages", "share"), [("1", 4), ("2", 2), ("4", 1), ("5", 1)])
+def test_the_threads_are_divided_by_the_stages_that_are_asked_for(
+    capsys, monkeypatch, stages, share
+):
+    shares = []
+
+    def noted(*args: object, num_threads: int, **kwargs: object) -> LayerCosts:
+        shares.append(num_threads)
+        return profile(*args, num_threads=1, **kwargs)
+
+    monkeypatch.setattr(costing, "profile", noted)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    said(capsys, "balance", "run.yaml", "--stages", stages)
+    assert shares == [share]
