@@ -44,6 +44,7 @@ def search(
     devices: DeviceSpec | Sequence[DeviceSpec],
     optimizer_bytes_per_gradient_byte: float = 0.0,
     accumulates: bool = False,
+    num_replicas: int = 1,
     num_best: int = 3,
     progress: bool = False,
 ) -> Found:
@@ -55,10 +56,11 @@ def search(
     Args:
         costs: Of the layers.
         grid: What is tried.
-        rows: Those of a mini-batch.
-        devices: The devices, or one that stands for all.
+        rows: Those of a mini-batch, of one replica.
+        devices: The devices of one replica, or one that stands for all.
         optimizer_bytes_per_gradient_byte: How large the state of the optimizer is.
         accumulates: Whether gradients of several mini-batches are added up.
+        num_replicas: How many pipelines train together.
         num_best: How many are wanted.
         progress: Whether a bar is shown, on a terminal.
 
@@ -78,6 +80,7 @@ def search(
         devices=spread(devices, num_given or max(grid.num_devices)),
         optimizer_bytes_per_gradient_byte=optimizer_bytes_per_gradient_byte,
         accumulates=accumulates,
+        num_replicas=num_replicas,
     )
     ways = Way.each(grid, costs.num_layers, rows, num_given)
     with Bar(is_shown=progress) as bar:
@@ -102,6 +105,7 @@ class _Trial:
     devices: Sequence[DeviceSpec]
     optimizer_bytes_per_gradient_byte: float
     accumulates: bool
+    num_replicas: int
     bounds: Bounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +128,7 @@ class _Trial:
             devices=self.devices,
             optimizer_bytes_per_gradient_byte=self.optimizer_bytes_per_gradient_byte,
             accumulates=self.accumulates,
+            num_replicas=self.num_replicas,
         )
 
     def settled(self, candidate: Candidate) -> Outline:

@@ -20,11 +20,12 @@ def plan_text(plan: Plan, name: str, rows: int) -> str:
     Args:
         plan: The plan.
         name: That of its schedule.
-        rows: Those of a mini-batch.
+        rows: Those of a mini-batch, of one replica.
     """
     order = plan.schedule
+    each = f"{plan.num_replicas} replicas, each " if plan.num_replicas > 1 else ""
     lines = [
-        f"{count(order.num_stages, 'stage')} {shown_balance(plan.balance)} on "
+        f"{each}{count(order.num_stages, 'stage')} {shown_balance(plan.balance)} on "
         f"{count(order.num_workers, 'device')}, "
         f"{rows} rows in {count(order.num_microbatches, 'micro-batch', 'micro-batches')}, "
         f"{name}, checkpoint {plan.checkpoint}",
@@ -67,8 +68,12 @@ def _reasons(losers: Iterable[tuple[Candidate, str]]) -> Iterable[str]:
 def _speed(plan: Plan, rows: int) -> str:
     if plan.step_s == 0:
         return "step time not known: measure the layers, or give `flops` of a device"
+    rows_per_s = plan.num_replicas * rows / plan.step_s
+    summed = ""
+    if plan.num_replicas > 1:
+        summed = f", {plan.visible_reduce_s:.4g} s of it to sum gradients after the drain"
     return (
-        f"step {plan.step_s:.4g} s, {rows / plan.step_s:,.4g} rows/s, bubble {plan.bubble:.1%}; "
+        f"step {plan.step_s:.4g} s{summed}, {rows_per_s:,.4g} rows/s, bubble {plan.bubble:.1%}; "
         "the optimizer's own time is left out"
     )
 

@@ -47,6 +47,7 @@ def run_text(config: RunConfig, profile_file: Path | None = None) -> Iterator[st
             devices=device,
             optimizer_bytes_per_gradient_byte=kept,
             accumulates=config.plan.accumulates,
+            num_replicas=pipeline.replicas,
         )
     yield plan_text(made, pipeline.schedule, subject.rows)
     require_fit(made, subject.rows)
@@ -74,6 +75,7 @@ def best_text(config: RunConfig, profile_file: Path | None = None) -> Iterator[s
         devices=device,
         optimizer_bytes_per_gradient_byte=kept,
         accumulates=config.plan.accumulates,
+        num_replicas=config.pipeline.replicas,
         progress=sys.stderr.isatty(),
     )
     yield found_text(found, rows)

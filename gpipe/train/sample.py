@@ -76,8 +76,8 @@ def _options(by: str, config: RunConfig) -> dict[str, Any]:
 
 
 def rows_per_minibatch(config: RunConfig, splits: Splits) -> int:
-    """Those of a whole mini-batch: never more than there are."""
-    return min(config.data.batch_size, num_rows(splits.train))
+    """What a replica gets of a whole mini-batch: never more than there are."""
+    return -(-min(config.data.batch_size, num_rows(splits.train)) // config.pipeline.replicas)
 
 
 def _one_number(loss: Loss) -> LossFunction:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpipe.plan import DeviceSpec, plan, ring_s
+from gpipe.plan import DeviceSpec, Grid, plan, ring_s, search
 from gpipe.plan.all_reduce import visible_s
+from gpipe.plan.text import plan_text
 from gpipe.schedule import Kind
 from tests.plan.members import layer_costs
 
@@ -62,3 +63,17 @@ def test_no_replica_is_none():
     with pytest.raises(ValueError, match="num_replicas"):
         planned(0)
     assert replace(planned(3)).num_replicas == 3
+
+
+def test_the_text_tells_of_replicas():
+    text = plan_text(planned(2), "1f1b", rows=8)
+    assert text.startswith("2 replicas, each 4 stages")
+    assert "to sum gradients after the drain" in text
+    assert "replicas" not in plan_text(planned(1), "1f1b", rows=8)
+
+
+def test_a_search_plans_replicas_too():
+    device = DeviceSpec(bandwidth_bytes_per_s=LINK)
+    grid = Grid(num_devices=[4], chunks=[8], schedules=["1f1b"], checkpoints=["never"])
+    (_, found), *_ = search(layer_costs(), grid, rows=8, devices=device, num_replicas=2).best
+    assert found.step_s == planned(2, checkpoint="never").step_s
