@@ -94,19 +94,25 @@ def _load(options: argparse.Namespace) -> "RunConfig":
 def _train(options: argparse.Namespace) -> None:
     config = _load(options)
     from gpipe.train.loop import train
-    from gpipe.train.team import is_one_of_many, torchrun_line
+    from gpipe.train.team import is_one_of_many
 
-    if config.pipeline.processes and not is_one_of_many():
-        words = [
-            "train",
-            options.config,
-            *(["--set", *options.overrides] if options.overrides else []),
-        ]
-        raise ConfigError(
-            "pipeline.processes is true, and this is a single process. Start all of them with\n"
-            f"    {torchrun_line(config, words)}"
-        )
+    if not is_one_of_many():
+        _refuse_to_be_alone(config, options)
     train(config)
+
+
+def _refuse_to_be_alone(config: "RunConfig", options: argparse.Namespace) -> None:
+    from gpipe.train.team import torchrun_line
+
+    pipeline = config.pipeline
+    if not pipeline.processes and pipeline.replicas == 1:
+        return
+    asks = "processes is true" if pipeline.processes else f"replicas is {pipeline.replicas}"
+    overrides = ["--set", *options.overrides] if options.overrides else []
+    raise ConfigError(
+        f"pipeline.{asks}, and this is a single process. Start all of them with\n"
+        f"    {torchrun_line(config, ['train', options.config, *overrides])}"
+    )
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic, sleep
 
 from torch._C._distributed_c10d import ProcessGroup, Store
@@ -25,6 +25,7 @@ def require_agreement(
     *,
     name: str = "",
     timeout_s: float = 120.0,
+    look: Callable[[], object] = lambda: None,
 ) -> None:
     """Compare what should be the same on every rank; every rank calls it as often.
 
@@ -35,6 +36,7 @@ def require_agreement(
         facts: Name and value; of several that differ the first is told, as rank 0 orders them.
         name: Tells apart the groups of ranks that share a store.
         timeout_s: How long to wait for the other ranks.
+        look: Called again and again meanwhile; may raise.
 
     Raises:
         ConfigError: A fact differs: its values, each with the ranks that have it. All ranks raise
@@ -46,7 +48,7 @@ def require_agreement(
     _num_calls[name] += 1
     keys = [f"gpipe/agreement/{name}/{number}/{each}" for each in range(num_ranks)]
     store.set(keys[rank], json.dumps(dict(facts)))
-    _await(store, keys, timeout_s)
+    _await(store, keys, timeout_s, look)
     told = [json.loads(store.get(key)) for key in keys]
     for fact in dict.fromkeys(fact for each in told for fact in each):
         values = [json.dumps(each[fact]) if fact in each else "nothing" for each in told]
@@ -60,10 +62,11 @@ def _store(group_or_store: ProcessGroup | Store) -> Store:
     return group_or_store.get_group_store()
 
 
-def _await(store: Store, keys: list[str], timeout_s: float) -> None:
+def _await(store: Store, keys: list[str], timeout_s: float, look: Callable[[], object]) -> None:
     # `store.wait` would not hear Ctrl-C, and torch prints each of its timeouts.
     deadline_s, pause_s = monotonic() + timeout_s, _FIRST_PAUSE_S
     while not store.check(keys):
+        look()
         if monotonic() > deadline_s:
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise _absent(missing, timeout_s)

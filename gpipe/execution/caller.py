@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-__all__ = ["CallerState"]
+__all__ = ["CallerState", "autocast_dtypes"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,7 +27,7 @@ class CallerState:
         self._variables = contextvars.copy_context()
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
-        self._autocast = _autocast_dtypes()
+        self._autocast = autocast_dtypes()
         self._autocast_cache = torch.is_autocast_cache_enabled()
         self._saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
         # The default device of `torch.set_default_device` is one of the function modes.
@@ -74,7 +74,8 @@ def _function_modes() -> list[AbstractContextManager[Any]]:
     return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
-def _autocast_dtypes() -> dict[str, torch.dtype]:
+def autocast_dtypes() -> dict[str, torch.dtype]:
+    """The types of devices for which autocast is on in this thread, each with its dtype."""
     return {
         device_type: torch.get_autocast_dtype(device_type)
         for device_type in torch._C._autocast_supported_devices()

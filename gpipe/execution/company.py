@@ -11,7 +11,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
 
 from gpipe.execution.agreement import require_agreement
@@ -44,20 +44,26 @@ class Company:
     Args:
         store: What all of them share.
         ranks: Those of the job, of which this process is one.
+        patience_s: For how long a rank may give no sign of life.
         watchdog_s: For how long nothing may move until stderr tells what every rank waits for.
     """
 
-    def __init__(self, store: Store, ranks: Sequence[int], watchdog_s: float | None) -> None:
+    def __init__(
+        self, store: Store, ranks: Sequence[int], patience_s: float, watchdog_s: float | None
+    ) -> None:
         self.rank = list(ranks).index(dist.get_rank())
         self._store, self._ranks = store, ranks
         self._members: WeakSet[Member] = WeakSet()
         self._lock = Lock()
         # Before the watch is made, so that it runs after the watch has said farewell.
         atexit.register(self._leave_lost_workers)
+        # Ranks of another mesh must not be taken for these.
+        own = PrefixStore(f"gpipe/{','.join(map(str, ranks))}", store)
         self._watch = Watch(
-            store,
+            own,
             self.rank,
             len(ranks),
+            patience_s=patience_s,
             on_failure=self._interrupt,
             progress=self._progress,
             watchdog_s=watchdog_s,
@@ -76,7 +82,9 @@ class Company:
             StageError: A rank has not come.
         """
         name = ",".join(map(str, self._ranks))
-        require_agreement(self._store, self.rank, len(self._ranks), facts, name=name)
+        ranks = self.rank, len(self._ranks)
+        look = self._require_nothing_failed
+        require_agreement(self._store, *ranks, facts, name=name, look=look)
 
     @contextmanager
     def sharing_failures(self) -> Iterator[None]:
@@ -91,7 +99,8 @@ class Company:
         except BaseException as error:
             first = self._watch.report(error)
             _let_others_tell()
-            if first.rank != self.rank:
+            # What all ranks refuse alike, each refuses as itself.
+            if first.rank != self.rank and first.error != Failure.of(self.rank, error).error:
                 raise first.as_error() from error
             raise
 
@@ -130,12 +139,16 @@ def _let_others_tell() -> None:
         sleep(_HEARD_AFTER_S)
 
 
-def company_of(mesh: DeviceMesh, watchdog_s: float | None) -> Company:
+def company_of(
+    mesh: DeviceMesh, patience_s: float = 8.0, watchdog_s: float | None = None
+) -> Company:
     """That of the ranks of a mesh; the same for each model."""
     store = dist.distributed_c10d._get_default_store()
-    return _company(store, tuple(mesh.mesh.flatten().tolist()), watchdog_s)
+    return _company(store, tuple(mesh.mesh.flatten().tolist()), patience_s, watchdog_s)
 
 
 @cache
-def _company(store: Store, ranks: tuple[int, ...], watchdog_s: float | None) -> Company:
-    return Company(store, ranks, watchdog_s)
+def _company(
+    store: Store, ranks: tuple[int, ...], patience_s: float, watchdog_s: float | None
+) -> Company:
+    return Company(store, ranks, patience_s, watchdog_s)

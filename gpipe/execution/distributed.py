@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from time import perf_counter, time
 from typing import Any, NamedTuple, cast
@@ -22,9 +23,11 @@ from gpipe.execution.minibatch import Site
 from gpipe.execution.pipe import Pipe, gathered
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.relay import Tie
+from gpipe.execution.replica_parts import Part, frozen_sum, require_alike
 from gpipe.execution.replicas import Replicas
 from gpipe.execution.settlement import settle_totals
 from gpipe.execution.skip_channel import Route
+from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.execution.total_norm import Counted, total_norm
 from gpipe.execution.wiring import Wiring
 from gpipe.execution.word import Word, Words
@@ -64,6 +67,7 @@ class DistributedEngine(Engine):
         norms: The layers of deferred batch normalisation which are here.
         ties: The parameters that several workers have.
         company: All processes, which end together.
+        counts_alike: Whether all replicas must have as many micro-batches.
         shares_moments: Whether norms take in what all replicas have seen.
         replicas: The processes that have the same stages of other replicas.
         dynamic_shapes: Whether boundaries may look otherwise though the input looks the same.
@@ -80,6 +84,7 @@ class DistributedEngine(Engine):
         *,
         replicas: Replicas,
         company: Company,
+        counts_alike: bool = False,
         shares_moments: bool = False,
         dynamic_shapes: bool = False,
     ) -> None:
@@ -89,6 +94,7 @@ class DistributedEngine(Engine):
         self._ties = ties
         self._replicas = replicas
         self._company = company
+        self._counts_alike = counts_alike
         self._waits_for: str | None = None
         self._num_waits = 0
         company.join(self)
@@ -98,6 +104,9 @@ class DistributedEngine(Engine):
         self._word: Word | None = None
         self._taken: dict[Parameter, Tensor] = {}
         self._settled = Totals()
+
+    def _make_executor(self, num_workers: int) -> ThreadedExecutor:
+        return ThreadedExecutor(num_workers, gives_up_after_s=1.0)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -140,12 +149,11 @@ class DistributedEngine(Engine):
         state = hash(tuple([stage.state_hash() for stage in self.stages]))
 
         def exchange() -> None:
-            total_rows = self._total_rows(size.rows) if batch is not None else 0
+            total_rows = self._total_rows(size)
             mine = Word(look, *size._replace(total_rows=total_rows), key, (state,))
-            with self._waiting("the next mini-batch"):
-                self._word = Word.exchanged(mine, self._ends.first, self.pipe.control)
+            self._word = Word.exchanged(mine, self._ends.first, self.pipe.control)
 
-        self.run_alone(exchange)
+        self._run_alone(exchange, "the next mini-batch")
         assert self._word is not None
         return self._word.size
 
@@ -164,7 +172,7 @@ class DistributedEngine(Engine):
             for posted in chain.from_iterable(sent):
                 posted.wait()
 
-        self.run_alone(share)
+        self._run_alone(share, "the output")
         assert given is not None
         return given
 
@@ -177,7 +185,9 @@ class DistributedEngine(Engine):
             for worker, action, start_s, end_s in recorder.events
         ]
         every: list[list[Any]] = [[] for _ in range(self.pipe.num_workers)]
-        self.run_alone(lambda: dist.all_gather_object(every, mine, self.pipe.control))
+        with self.turn():
+            gather = partial(dist.all_gather_object, every, mine, self.pipe.control)
+            self._run_alone(gather, "the timelines of other ranks")
         return recorder.timeline_of([Event(*each) for row in every for each in row])
 
     def total_norm(self, norm_type: float) -> Tensor:
@@ -189,7 +199,8 @@ class DistributedEngine(Engine):
             device = self.stages[0].device
             found = total_norm(list(self._counted()), norm_type, self.pipe.control, device)
 
-        self.run_alone(gather)
+        with self.turn():
+            self._run_alone(gather, "the norms of other ranks")
         return found
 
     def _counted(self) -> Iterator[Counted]:
@@ -202,15 +213,29 @@ class DistributedEngine(Engine):
                         yield Counted(index, position, parameter.grad)
                     seen.add(parameter)
 
-    def run_alone(self, function: Callable[[], None]) -> None:
-        """Call the function in the worker, so that the caller can be interrupted meanwhile."""
-        self._executor.run([function], CallerState(), lambda: None)
+    def _run_alone(self, function: Callable[[], None], what: str) -> None:
+        """Call the function in the worker, so that the caller can be interrupted meanwhile.
 
-    def _total_rows(self, rows: int) -> int:
-        """Those of the mini-batches of all replicas; the first workers of all ask."""
+        Args:
+            function: Waits for other ranks.
+            what: What it waits for.
+        """
+
+        def waiting() -> None:
+            with self._waiting(what):
+                function()
+
+        self._executor.run([waiting], CallerState(), lambda: None)
+
+    def _total_rows(self, size: Size) -> int:
+        """Those of all replicas, where this worker knows its own; all workers ask."""
         if self.pipe.replicas_control is None:
-            return rows
-        return int(sum(count for (count,) in gathered([rows], self.pipe.replicas_control)))
+            return size.rows
+        mine = Part(size.rows, size.num_microbatches, frozen_sum(self.stages))
+        every = gathered(mine, self.pipe.replicas_control)
+        parts = [Part(*map(int, part)) for part in every]
+        require_alike(parts, self.pipe.worker, counts_alike=self._counts_alike)
+        return sum(part.rows for part in parts)
 
     def _randomness(self) -> Randomness:
         assert self._word is not None
@@ -236,10 +261,11 @@ class DistributedEngine(Engine):
         harvest = self._harvest(aliases) if context.keeps_graph else None
 
         def tail() -> None:
-            if harvest is not None:
-                self._taken = harvest.finish()
-            self._settle(context, head)
-            wiring.finish()
+            with self._waiting("the end of the mini-batch on other ranks"):
+                if harvest is not None:
+                    self._taken = harvest.finish()
+                self._settle(context, head)
+                wiring.finish()
 
         drained = None if harvest is None else harvest.take_from
         return Site((self.pipe.worker,), wiring.between, wiring.transfers, drained, tail)
@@ -251,15 +277,18 @@ class DistributedEngine(Engine):
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
         self._waits_for, self._num_waits = what, self._num_waits + 1
-        yield
-        self._waits_for, self._num_waits = None, self._num_waits + 1
+        try:
+            yield
+        finally:
+            self._waits_for, self._num_waits = None, self._num_waits + 1
 
     def _moments_of_replicas(self, moments: list[Moments]) -> list[list[Moments]]:
         device = self.stages[0].device
         every: list[list[Moments]] = [[] for _ in range(self.pipe.num_replicas)]
         mine = [each.to(HOST) for each in moments]
         group = self.pipe.replicas_control
-        self.run_alone(lambda: dist.all_gather_object(every, mine, group))
+        gather = partial(dist.all_gather_object, every, mine, group)
+        self._run_alone(gather, "the statistics of other replicas")
         return [[each.to(device) for each in row] for row in every]
 
     def _settle(self, context: MiniBatchContext, head: LossHead | None) -> None:

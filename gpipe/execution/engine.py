@@ -60,13 +60,16 @@ class Engine:
         self._layers = [layer for stage in stages for layer in stage]
         self._aliases = [alias for stage in stages for alias in stage.aliases]
         self._with_copies = [alias for alias in self._aliases if alias.has_copies()]
-        self._executor = ThreadedExecutor(num_workers)
+        self._executor = self._make_executor(num_workers)
         self._needs_autograds_threads = any(stage.device != HOST for stage in stages)
         self._routes = tuple(routes)
         self._norms = tuple(norms)
         self._share: Share | None = None  # the norms' moments with replicas
         self._num_trained = 0
         self._lock = RLock()
+
+    def _make_executor(self, num_workers: int) -> ThreadedExecutor:
+        return ThreadedExecutor(num_workers)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

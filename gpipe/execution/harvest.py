@@ -46,15 +46,15 @@ class Harvest:
         self._reduction = reduction
         by_stage = {stage: _trained(stage.aliases) for stage in stages}
         every = [parameter for parameters in by_stage.values() for parameter in parameters]
-        num_stages = Counter(every)
-        self._shared = {each for each in every if each in self._ties or num_stages[each] > 1}
+        self._trained_by_loss = _trained(of_loss)
+        num_users = Counter([*every, *self._trained_by_loss])
+        self._shared = {each for each in every if each in self._ties or num_users[each] > 1}
         self._own = {
             stage: [each for each in parameters if each not in self._shared]
             for stage, parameters in by_stage.items()
         }
         # In the order of the layers, which is that of all replicas.
         self._late = [each for each in dict.fromkeys(every) if each in self._shared]
-        self._trained_by_loss = _trained(of_loss)
         self._by_layer: list[tuple[int, Parameter, Tensor]] = []
 
     def take_from(self, stage: Stage) -> None:
@@ -72,8 +72,13 @@ class Harvest:
 
     def finish(self) -> dict[Parameter, Tensor]:
         """All gradients, with what other workers and replicas have."""
+        of_loss = take_gradients(self._of_loss, _retain_nothing)
+        behind = max((layer for layer, *_ in self._by_layer), default=0) + 1
+        for parameter in [each for each in of_loss if each in self._shared]:
+            self._by_layer.append((behind, parameter, of_loss.pop(parameter)))
         self._add(self._late, self._brought_together())
-        self._add(self._trained_by_loss, take_gradients(self._of_loss, _retain_nothing))
+        own = [each for each in self._trained_by_loss if each not in self._shared]
+        self._add(own, of_loss)
         pairs = self._reduction.finish()
         total = {parameter: gradient for parameter, gradient in pairs if gradient is not None}
         aliases = (alias for stage in self._stages for alias in stage.aliases)

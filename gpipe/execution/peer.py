@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from gpipe.stage.device import HOST
+
 __all__ = ["Peer", "PeerLostError", "Posted"]
 
 
@@ -73,14 +75,14 @@ class Peer:
     def send_bytes(self, data: bytes, tag: int) -> list[Posted]:
         """Start to send bytes whose number the other end does not know."""
         body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        size = torch.tensor([body.numel()])
+        size = torch.tensor([body.numel()], device=HOST)
         return [self.send(each, tag, on_host=True) for each in (size, body)]
 
     def receive_bytes(self, tag: int) -> bytes:
         """Wait for what `send_bytes` sends."""
-        size = torch.empty(1, dtype=torch.int64)
+        size = torch.empty(1, dtype=torch.int64, device=HOST)
         self.receive(size, tag, on_host=True).wait()
-        body = torch.empty(int(size), dtype=torch.uint8)
+        body = torch.empty(int(size), dtype=torch.uint8, device=HOST)
         self.receive(body, tag, on_host=True).wait()
         return body.numpy().tobytes()
 

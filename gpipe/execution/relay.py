@@ -40,23 +40,27 @@ class Tie(NamedTuple):
         return [(worker, [layer for layer, _ in group]) for worker, group in pairs]
 
 
-def ties_of(layers: Sequence[Iterable[Parameter]], workers: Sequence[int]) -> list[Tie]:
+def ties_of(layers: Sequence[Iterable[Parameter]], workers: Sequence[int], here: int) -> list[Tie]:
     """The parameters that layers of several workers share.
 
     Args:
         layers: The parameters of each layer of the model.
         workers: The worker of each layer.
+        here: That of this process.
     """
     users: dict[Parameter, list[int]] = {}
     for index, parameters in enumerate(layers):
         for parameter in dict.fromkeys(parameters):
             users.setdefault(parameter, []).append(index)
-    shared = [
-        (parameter, using, [workers[layer] for layer in using])
-        for parameter, using in users.items()
-        if len({workers[layer] for layer in using}) > 1
+    by_worker = [
+        (each, using, [workers[layer] for layer in using]) for each, using in users.items()
     ]
-    return [Tie(number, *each) for number, each in enumerate(shared)]
+    shared = [each for each in by_worker if len(set(each[2])) > 1]
+    return [
+        # A worker that does not have it must not keep it alive.
+        Tie(number, parameter if here in owners else None, using, owners)
+        for number, (parameter, using, owners) in enumerate(shared)
+    ]
 
 
 def relayed(

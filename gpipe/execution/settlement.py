@@ -61,16 +61,18 @@ def settle_totals(
     """
     parts = head.parts() if head is not None else None
     if pipe.replicas_control is not None:
-        mine = [drew, has_gradients, *_Number.of(parts and parts.loss)]
-        mine += _Number.of(parts and parts.weight)
+        mine: list[float] = [drew, has_gradients]
+        for part in parts or (None, None):
+            mine += _Number.of(part)
         every = gathered(mine, pipe.replicas_control)
         drew, has_gradients = (any(column) for column in list(zip(*every, strict=True))[:2])
-        parts = parts and Parts(
-            _sum([_Number(*row[2:4]) for row in every], parts.loss),
-            parts.weight and _sum([_Number(*row[4:6]) for row in every], parts.weight),
-        )
-    loss = head.total(parts) if head and parts else None
-    factor = head.correction(parts) if head and parts else None
+        if parts is not None:
+            losses, weights = ([_Number(*row[at : at + 2]) for row in every] for at in (2, 4))
+            weight = None if parts.weight is None else _sum(weights, parts.weight)
+            parts = Parts(_sum(losses, parts.loss), weight)
+    loss = factor = None
+    if head is not None and parts is not None:
+        loss, factor = head.total(parts), head.correction(parts)
     every = gathered([drew, has_gradients, *_Number.of(loss), *_Number.of(factor)], pipe.control)
     drew, has_gradients = (any(column) for column in list(zip(*every, strict=True))[:2])
     told = next((row for row in every if row[2] >= 0), every[0])

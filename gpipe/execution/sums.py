@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any, NamedTuple, Protocol
 from weakref import finalize
 
@@ -82,16 +82,15 @@ class RingSums:
         """
         if self._thread is not None:
             self._end()
-            self._thread.join(_END_S)
             self._thread = None
 
     def _start_thread(self) -> None:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._end = finalize(self, self._tasks.put, None)
         args = self._ring, self._tasks
         # A daemon, so that the process can end although a peer of a sum is gone.
         self._thread = Thread(target=_make_sums, args=args, name="gpipe-ring", daemon=True)
         self._thread.start()
+        self._end = finalize(self, _end, self._tasks, self._thread)
 
 
 class _Ring(NamedTuple):
@@ -112,6 +111,13 @@ class _RingSum(NamedTuple):
 
     def wait(self) -> None:
         self.device.current_stream().wait_event(self.summed.result())
+
+
+def _end(tasks: "SimpleQueue[_Task | None]", thread: Thread) -> None:
+    tasks.put(None)
+    # It lets go of the group, in whose end the interpreter must not end: that would abort it.
+    if thread is not current_thread():
+        thread.join(_END_S)
 
 
 def _make_sums(ring: _Ring, tasks: "SimpleQueue[_Task | None]") -> None:

@@ -61,10 +61,15 @@ class ThreadedExecutor:
 
     The threads start with the first round. In a forked child, where they do not exist, new ones
     start.
+
+    Args:
+        num_workers: How many threads.
+        gives_up_after_s: How long an interrupted caller waits for them; None: until they are done.
     """
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, gives_up_after_s: float | None = None) -> None:
         self._num_workers = num_workers
+        self._gives_up_after_s = gives_up_after_s
         self._queues: list[SimpleQueue[_Job | None]] = []
         self._threads: list[threading.Thread] = []
         self._process_id: int | None = None
@@ -141,8 +146,19 @@ class ThreadedExecutor:
                     job.finished.wait()
             except KeyboardInterrupt as error:
                 round_.fail(error)
+                if self._gives_up_after_s is not None:
+                    self._give_up_later(jobs, error, self._gives_up_after_s)
             else:
                 return
+
+    def _give_up_later(self, jobs: list[_Job], error: BaseException, after_s: float) -> None:
+        """What waits for another process may never come back."""
+
+        def give_up() -> None:
+            if not all(job.finished.wait(after_s) for job in jobs):
+                self.interrupt(error)
+
+        threading.Thread(target=give_up, name="gpipe-interrupt", daemon=True).start()
 
     def _start(self) -> None:
         if self._process_id == os.getpid():

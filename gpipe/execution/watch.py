@@ -165,7 +165,7 @@ class Watch:
             now = self._beats.read_others()
             if all(now[rank] != beat or (beat and beat.has_left) for rank, beat in before.items()):
                 gone = [rank for rank, beat in now.items() if beat and beat.has_left]
-                return left_early(min(gone), str(echo)) if gone else echo
+                return left_early(min(gone), echo.error) if gone else echo
         return echo
 
     def _report_once(self, error: BaseException) -> None:

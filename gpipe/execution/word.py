@@ -1,4 +1,4 @@
-"""The control word, which travels down the pipe ahead of a mini-batch."""
+"""The control word, which all workers exchange ahead of a mini-batch."""
 
 import pickle
 from collections import OrderedDict
@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 
+from gpipe.execution.caller import autocast_dtypes
 from gpipe.execution.facts import Size
+from gpipe.execution.pipe import stacked
 from gpipe.execution.wire import Forms
 from gpipe.stage.boundary import start_of
+from gpipe.stage.device import HOST
 from gpipe.stage.microbatch import Batch
 
 __all__ = ["Word", "Words"]
 
-_NUM_KNOWN = 256  # inputs of different looks whose boundaries are remembered
+_NUM_KNOWN = 128  # ways in which boundaries look that are remembered
 
 
 class Word(NamedTuple):
@@ -59,10 +61,9 @@ class Word(NamedTuple):
             ValueError: The targets have another number of rows than the input; all raise it.
         """
         *known, (state,) = mine
-        line = torch.tensor([*known, state], dtype=torch.int64)
-        every = [torch.empty_like(line) for _ in range(group.size())]
-        dist.all_gather(every, line, group)
-        words = [cls._make([*known, (state,)]) for *known, state in map(Tensor.tolist, every)]
+        line = torch.tensor([*known, state], dtype=torch.int64, device=HOST)
+        every = stacked(line, group).tolist()
+        words = [cls._make([*known, (state,)]) for *known, state in every]
         word = words[first]._replace(states=tuple(state for *_, (state,) in words))
         _require_same(words, word)
         return word
@@ -81,7 +82,7 @@ class Words:
         self._is_dynamic = is_dynamic
         self._next = 0
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
-        self._forms: OrderedDict[int, dict[Any, Forms]] = OrderedDict()
+        self._forms: OrderedDict[tuple[Any, ...], Forms] = OrderedDict()
 
     def look_of(self, batch: Batch) -> int:
         """The number of how this input looks; only the first worker asks."""
@@ -97,10 +98,13 @@ class Words:
 
     def forms(self, word: Word) -> Forms:
         """How the payloads of this mini-batch look, as far as that is known."""
-        by_use = self._forms.setdefault(word.look, {})
-        for number in [each for each in self._forms if each <= word.look - 2 * _NUM_KNOWN]:
-            del self._forms[number]
-        return by_use.setdefault((word.trains, word.num_microbatches, word.states), {})
+        use = word.look, word.trains, word.num_microbatches, word.states
+        forms = self._forms.pop(use, {})
+        if not self._is_dynamic:
+            self._forms[use] = forms
+        if len(self._forms) > _NUM_KNOWN:  # on all workers the same, which have the same words
+            self._forms.popitem(last=False)
+        return forms
 
 
 def _require_same(words: Sequence[Word], first: Word) -> None:
@@ -126,12 +130,7 @@ def _look(batch: Batch) -> bytes | None:
         (each.shape, each.stride(), start_of(each), each.dtype, each.requires_grad)
         for each in tensors
     ]
-    autocast = [
-        (device, torch.get_autocast_dtype(device))
-        for device in torch._C._autocast_supported_devices()
-        if torch.is_autocast_enabled(device)
-    ]
     try:
-        return pickle.dumps((specs, structure, batch.dims, autocast))
+        return pickle.dumps((specs, structure, batch.dims, autocast_dtypes()))
     except Exception:  # noqa: BLE001 - whatever an object of the user's raises
         return None

@@ -4,22 +4,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import accumulate
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 
-from gpipe.arguments import require_count
+from gpipe.arguments import require_choice, require_count
 from gpipe.balance import balance_by_parameters, require_balance
-from gpipe.execution.company import company_of
+from gpipe.execution.company import Company, company_of
 from gpipe.execution.distributed import DistributedEngine, PipeEnds
 from gpipe.execution.engine import Engine
 from gpipe.execution.orders import Orders
-from gpipe.execution.pipe import Pipe
+from gpipe.execution.pipe import DATA, PIPE, Pipe, require_mesh
 from gpipe.execution.relay import ties_of
-from gpipe.execution.replicas import BUCKET_BYTES, AllReduce, Replicas
+from gpipe.execution.replicas import ALL_REDUCES, BUCKET_BYTES, AllReduce, Replicas
+from gpipe.execution.same_start import require_same_start
 from gpipe.execution.skip_channel import Route
 from gpipe.schedule import LOOPED_SCHEDULES, Builder, Schedule
 from gpipe.stage.batchnorm import DeferredBatchNorm
@@ -48,8 +49,36 @@ class OnMesh(NamedTuple):
     all_reduce: AllReduce = "backend"
     bucket_bytes: int = BUCKET_BYTES
     parallelize: Parallelize | None = None
+    patience_s: float = 8.0
     watchdog_s: float | None = None
     shares_moments: bool = False
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh | None, *options: Any) -> Self | None:
+        """These options, where there is a mesh; they are refused in any case.
+
+        Raises:
+            TypeError: One is of the wrong type.
+            ValueError: One is not possible, or a dimension of the mesh would be left unused.
+        """
+        found = cls(mesh, *options)  # type: ignore[arg-type]
+        require_choice("all_reduce", found.all_reduce, ALL_REDUCES)
+        require_count("bucket_bytes", found.bucket_bytes)
+        if mesh is None:
+            return None
+        require_mesh(mesh)
+        names = [name for name in mesh.mesh_dim_names or () if name not in (DATA, PIPE)]
+        if found.parallelize is None and any(mesh[name].size() > 1 for name in names):
+            raise ValueError(
+                f"The mesh has the dimension {names[0]!r}, over which nothing is spread. Name it "
+                f"{DATA!r} for replicas whose gradients are summed, or pass `parallelize`."
+            )
+        return found
+
+    @property
+    def company(self) -> Company:
+        """All processes of the mesh."""
+        return company_of(self.mesh, self.patience_s, self.watchdog_s)
 
     def replicas(self, pipe: Pipe) -> Replicas:
         """What sums gradients over the replicas."""
@@ -91,6 +120,8 @@ class Layout:
         on_mesh: OnMesh | None,
     ) -> None:
         self.on_mesh = on_mesh
+        if on_mesh is not None:  # first of all, so that what fails from here on ends all processes
+            _ = on_mesh.company
         self.pipe = None if on_mesh is None else Pipe(on_mesh.mesh)
         num_workers = self.pipe.num_workers if self.pipe else _num_devices(devices)
         self.balance = _balance(layers, balance, max(1, num_workers))
@@ -102,7 +133,7 @@ class Layout:
         self.orders = self._make_orders(num_workers or None)
         self.devices = self._devices(devices)
         parameters = [list(layer.parameters()) for layer in layers]
-        self.ties = ties_of(parameters, self.workers) if self.pipe else []
+        self.ties = ties_of(parameters, self.workers, self.pipe.worker) if self.pipe else []
 
     @property
     def workers(self) -> list[int]:
@@ -152,6 +183,9 @@ class Layout:
         for worker, device in own.items():
             wanted = [index for index, each in enumerate(self.workers) if each == worker]
             materialise(by_index, wanted, device, seed)
+        if self.pipe is not None:
+            own_layers = [by_index[index] for index in wanted]
+            require_same_start(own_layers, self.ties, self.pipe)
 
     def _parallelized(
         self, names: Sequence[str], layers: Sequence[nn.Module], device: torch.device
@@ -159,8 +193,15 @@ class Layout:
         if self.on_mesh is None or self.on_mesh.parallelize is None:
             return list(layers)
         given = nn.Sequential(OrderedDict(zip(names, layers, strict=True))).to(device)
-        stage = self.on_mesh.parallelize(given, self.on_mesh.mesh)
-        return require_same_layers(stage, given)
+        before = {id(parameter) for parameter in given.parameters()}
+        stage = require_same_layers(self.on_mesh.parallelize(given, self.on_mesh.mesh), given)
+        after = {id(parameter) for layer in stage for parameter in layer.parameters()}
+        if any(id(tie.parameter) in before - after for tie in self.ties):
+            raise ValueError(
+                "parallelize replaced a parameter that layers of several workers share, so that "
+                "its gradients would not be summed. Leave these layers as they are."
+            )
+        return stage
 
     def engine(self, stages: Sequence[Stage], norms: Sequence[DeferredBatchNorm]) -> Engine:
         """What drives mini-batches through the stages of this process."""
@@ -175,8 +216,9 @@ class Layout:
             self.routes,
             norms,
             self.ties,
-            company=company_of(self.on_mesh.mesh, self.on_mesh.watchdog_s),
+            company=self.on_mesh.company,
             replicas=self.on_mesh.replicas(self.pipe),
+            counts_alike=self.on_mesh.parallelize is not None,
             shares_moments=self.on_mesh.shares_moments,
             dynamic_shapes=self.on_mesh.dynamic_shapes,
         )
@@ -193,7 +235,7 @@ class Layout:
         if self.on_mesh is None:
             return
         order = self.orders.of_step(self._chunks, "never")
-        company_of(self.on_mesh.mesh, self.on_mesh.watchdog_s).require_agreement(
+        self.on_mesh.company.require_agreement(
             {
                 "the number of layers": len(self._classes),
                 "the classes of the layers": ", ".join(self._classes),
@@ -204,6 +246,7 @@ class Layout:
                 "all_reduce": self.on_mesh.all_reduce,
                 "bucket_bytes": self.on_mesh.bucket_bytes,
                 "dynamic_shapes": str(self.on_mesh.dynamic_shapes),
+                "deferred_batch_norm for replicas": str(self.on_mesh.shares_moments),
             }
         )
 

@@ -14,7 +14,7 @@ from gpipe.execution.distributed import DistributedEngine
 from gpipe.execution.engine import Engine
 from gpipe.execution.facts import Ended, Size
 from gpipe.execution.loss_head import LossHead
-from gpipe.execution.replicas import ALL_REDUCES, BUCKET_BYTES, AllReduce
+from gpipe.execution.replicas import BUCKET_BYTES, AllReduce
 from gpipe.pipeline.layers import Layers
 from gpipe.pipeline.layout import Layout, OnMesh, Parallelize
 from gpipe.pipeline.loss import head_of, parameters_of_loss, warn_of_replicas
@@ -64,7 +64,7 @@ class GPipe(Layers):
             others, which make the same GPipe, have those of the others. Along a dimension "data"
             are replicas, whose gradients are averaged.
         dynamic_shapes: Whether what passes between two stages of a mesh may look otherwise though
-            the input looks the same; shapes then go along with every micro-batch.
+            the input looks the same, or a gradient be missing at times; shapes then go along.
         all_reduce: How gradients are summed over the replicas of a mesh, while their pipelines
             drain: "backend": by the collective of its backend; "ring": by `ring_all_reduce`;
             "none": not at all. They are weighed by the rows, or the weight, of all replicas, so
@@ -73,6 +73,8 @@ class GPipe(Layers):
         parallelize: Called with each stage of this process, a Sequential of its layers, and the
             mesh; spreads the layers over further dimensions, such as by `fully_shard` of FSDP2
             (with each layer, not the stage) or `parallelize_module`, and returns the stage.
+        patience_s: For how many seconds a rank may give no sign of life, as while one call holds
+            Python's lock; then it is taken for dead, and all others end.
         watchdog_s: After how many seconds in which no rank of a mesh gets on stderr tells what each
             of them waits for; None: never.
         seed: What the first values of layers on the meta device are made of, the same on all
@@ -101,6 +103,7 @@ class GPipe(Layers):
         all_reduce: AllReduce = "backend",
         bucket_bytes: int = BUCKET_BYTES,
         parallelize: Parallelize | None = None,
+        patience_s: float = 8.0,
         watchdog_s: float | None = None,
         seed: int = 0,
     ) -> None:
@@ -114,14 +117,11 @@ class GPipe(Layers):
             require_choice("deferred_batch_norm", deferred_batch_norm, ["replicas"])
         self.deferred_batch_norm = deferred_batch_norm
         self.split = 0 if split is None else split
-        require_choice("all_reduce", all_reduce, ALL_REDUCES)
-        require_count("bucket_bytes", bucket_bytes)
         layers = list(module.children())
-        on_mesh = None
-        if mesh is not None:
-            shares = deferred_batch_norm == "replicas"
-            options = all_reduce, bucket_bytes, parallelize, watchdog_s, shares
-            on_mesh = OnMesh(mesh, dynamic_shapes, *options)
+        shares = deferred_batch_norm == "replicas"
+        liveness = patience_s, watchdog_s
+        options = dynamic_shapes, all_reduce, bucket_bytes, parallelize, *liveness, shares
+        on_mesh = OnMesh.of(mesh, *options)
         self._layout = Layout(layers, balance, self.chunks, schedule, devices, on_mesh)
         self.balance, self.devices = self._layout.balance, self._layout.devices
         self._layout.materialise(layers, seed)
@@ -133,12 +133,7 @@ class GPipe(Layers):
             self._modules = self._layout.kept(dict(self.named_children()))
         self._build()
         self._layout.require_agreement(
-            {
-                "checkpoint": checkpoint,
-                "deferred_batch_norm": str(deferred_batch_norm),
-                "split": str(split),
-                "seed": seed,
-            },
+            {"checkpoint": checkpoint, "split": str(split), "seed": seed}
         )
 
     @property
@@ -285,6 +280,8 @@ class GPipe(Layers):
     def _build(self) -> None:
         """Make what follows from the arguments, and is neither copied nor pickled."""
         stages = self._layout.stages(dict(self.named_children()))
+        for stage in stages:  # what spreads a layer over a mesh may have put another in its place
+            self._modules.update(zip(stage.names, stage.layers, strict=True))
         norms = defer_batch_norm(self._layers()) if self.deferred_batch_norm else []
         self._engine = self._layout.engine(stages, norms)
 
@@ -312,6 +309,8 @@ class GPipe(Layers):
         """What is known of the mini-batch, here and in other processes, before it begins."""
         trains = self.training and torch.is_grad_enabled()
         present = [each for each in (batch, targets) if each is not None]
+        if batch is None:  # a target that is none, or is not cut, has no say
+            present = [each for each in present if any(dim is not None for dim in each.dims)]
         rows = num_rows(*present) if present else 0
         if present and trains and rows == 0:
             raise ValueError(

@@ -172,6 +172,7 @@ def _pipeline(
             deferred_batch_norm=config.deferred_batch_norm,
             mesh=team.mesh,
             all_reduce=config.all_reduce,
+            patience_s=config.patience_s,
             watchdog_s=config.watchdog_s,
             seed=run.seed,
         )

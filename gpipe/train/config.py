@@ -121,6 +121,11 @@ class PipelineConfig(_Section):
     all_reduce: Literal["backend", "ring", "none"] = Field(
         "backend", description="backend, ring or none: how gradients of replicas are summed"
     )
+    patience_s: float = Field(
+        8.0,
+        gt=0,
+        description="seconds, more than 0, for which a process may give no sign of life",
+    )
     watchdog_s: float | None = Field(
         None,
         gt=0,

@@ -134,7 +134,8 @@ class _Trainer:
     ) -> None:
         model = self._run.model
         share = len(model.balance) // timeline.num_workers
-        self.tally.add(rows, elapsed_s, timeline, model.chunks, share)
+        chunks = min(model.chunks, -(-rows // self._team.num_replicas))
+        self.tally.add(rows, elapsed_s, timeline, chunks, share)
         self._write(
             "step",
             self.step + 1,

@@ -1,9 +1,9 @@
 """What to expect of a run, and what came of it."""
 
 from gpipe.timeline import ideal_bubble
-from gpipe.train.batches import num_rows
 from gpipe.train.build import Run
 from gpipe.train.evaluation import Evaluation
+from gpipe.train.sample import rows_per_minibatch
 from gpipe.train.tally import Tally
 from gpipe.train.terminal import warn
 
@@ -44,6 +44,5 @@ def _formula(run: Run) -> str:
 
 
 def _num_microbatches(run: Run) -> int:
-    """Of a whole mini-batch: never more than it has rows."""
-    rows = min(run.config.data.batch_size, num_rows(run.splits.train))
-    return min(run.config.pipeline.chunks, rows)
+    """Of a replica's part of a whole mini-batch: never more than it has rows."""
+    return min(run.config.pipeline.chunks, rows_per_minibatch(run.config, run.splits))

@@ -57,6 +57,7 @@ def test_the_shortest_run_file_has_documented_defaults(short: Path) -> None:
         "processes": False,
         "replicas": 1,
         "all_reduce": "backend",
+        "patience_s": 8.0,
         "watchdog_s": None,
     }
     assert config.lr_schedule.model_dump() == {"name": "constant", "warmup_steps": 0}

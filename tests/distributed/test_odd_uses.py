@@ -1,0 +1,72 @@
+"""Uses of a mesh that went wrong once, each without a word."""
+
+import pytest
+import torch
+from torch import nn
+
+from gpipe import GPipe
+from tests.distributed import odd_calls
+from tests.distributed.four_ranks import four_ranks
+from tests.distributed.odd_calls import Beside, rows_of, three_layers
+from tests.distributed.team import Team
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def team(request) -> Team:
+    return four_ranks(request)
+
+
+def assert_same(every, module):
+    for found in every:
+        for name, gradient in found.items():
+            expected = module.get_parameter(name).grad
+            torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_replica_without_valid_targets_has_the_loss_and_the_gradients_of_all(team):
+    module = three_layers()
+    target = torch.tensor([0, 1, 2, 1, *[-100] * 4])
+    loss = nn.functional.cross_entropy(module(torch.cat([rows_of(0), rows_of(1)])), target)
+    loss.backward()
+    every = team.call(odd_calls.without_valid_targets)
+    assert [found for found, _ in every] == pytest.approx([loss.item()] * 4, rel=1e-12)
+    assert_same((gradients for _, gradients in every), module)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["replicas", "tied"])
+def test_copies_that_begin_unlike_are_refused(team, tied):
+    every = team.call(odd_calls.made_unlike, tied)
+    assert all("Call torch.manual_seed with one seed on all ranks" in told for told in every), every
+
+
+def test_a_loss_may_use_a_weight_of_the_last_stage(team):
+    module = three_layers()
+    model = GPipe(module, 4, 2)
+    model.step(rows_of(), rows_of(1), Beside(module[3].weight))
+    assert_same(team.call(odd_calls.beside_the_loss), module)
+
+
+def test_a_dimension_over_which_nothing_is_spread_is_refused(team):
+    for told in team.call(odd_calls.on_a_dimension_without_use):
+        assert told.startswith("The mesh has the dimension 'dp', over which nothing is spread.")
+
+
+def test_a_loss_needs_no_target(team):
+    expected = three_layers()(rows_of()).square().mean().item()
+    assert team.call(odd_calls.without_a_target) == pytest.approx([expected] * 4)
+
+
+def test_the_default_device_does_not_matter(team):
+    expected = nn.functional.mse_loss(three_layers()(rows_of()), rows_of()).item()
+    assert team.call(odd_calls.under_another_default_device) == pytest.approx([expected] * 4)
+
+
+def test_parallelize_may_put_another_layer_in_the_place_of_one(team):
+    expected = nn.functional.mse_loss(three_layers()(rows_of()), rows_of(1)).item()
+    assert team.call(odd_calls.with_wrapped_layers) == pytest.approx([expected] * 4)
+
+
+def test_a_shared_parameter_lives_only_where_it_is_used(team):
+    assert team.call(odd_calls.kept_alive) == [True, False, False, True]
