@@ -1,6 +1,6 @@
 """Carries payloads between a stage of this process and one of another process."""
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pickle import PicklingError
@@ -16,6 +16,8 @@ from gpipe.stage.form import Form, Spec
 __all__ = ["Awaited", "Forms", "Waiting", "Wire"]
 
 _NUM_UNANSWERED = 2  # sends that nothing answers, before the oldest is waited for
+
+_ONE_BY_ONE: Mapping[int, Sequence[int]] = {}
 
 Forms = MutableMapping[tuple[int, int], Form]
 """How each payload of a mini-batch looks, by line and micro-batch; both ends know the same."""
@@ -46,6 +48,7 @@ class Wire(NamedTuple):
         forms: What is known of the payloads.
         waiting: Around each wait, called with what is waited for.
         sent: What is on its way from here, by micro-batch.
+        together: Which receives are posted at that of a micro-batch, if not just its own.
     """
 
     name: str
@@ -56,6 +59,15 @@ class Wire(NamedTuple):
     forms: Forms
     waiting: Waiting
     sent: dict[int, list[Posted]]
+    together: Mapping[int, Sequence[int]] = _ONE_BY_ONE
+
+    def knows_all_forms(self) -> bool:
+        """Whether no payload has to be told how it looks."""
+        return all(
+            (line, microbatch) in self.forms
+            for line, _ in self.lines
+            for microbatch in range(self.num_microbatches)
+        )
 
     def send(self, microbatch: int) -> None:
         """Start to send what the stage has left in the mailboxes."""
@@ -88,8 +100,9 @@ class Wire(NamedTuple):
             microbatch: Of which micro-batch.
             answers: The wire that has sent what this is the answer to.
         """
-        for line, mailbox in self.lines:
-            mailbox.put(microbatch, self._awaited(line, microbatch, answers))
+        for each in self.together.get(microbatch, (microbatch,)):
+            for line, mailbox in self.lines:
+                mailbox.put(each, self._awaited(line, each, answers))
 
     def _send(self, line: int, microbatch: int, payload: Payload) -> list[Posted]:
         tag = self._tag(line, microbatch)

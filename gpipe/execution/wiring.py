@@ -5,6 +5,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from gpipe.execution.ahead import posted_together
 from gpipe.execution.channel import Channel, Mailbox
 from gpipe.execution.interpreter import Step, Steps
 from gpipe.execution.pipe import Pipe
@@ -86,12 +87,14 @@ class Wiring:
         if self._is_here(source):
             sending = self._wire(f"A{source}>{target}", target, Traffic.ACTIVATIONS, down)
             answers = self._wire(f"G{source}<{target}", target, Traffic.GRADIENTS, up)
+            answers = self._ahead(answers, Kind.RECEIVE_GRADIENT, source, target)
             send = sending.send if self._has_backward else sending.send_unanswered
             yield (Kind.SEND_ACTIVATION, source, target), Step(send)
             receive = partial(answers.receive, answers=sending)
             yield (Kind.RECEIVE_GRADIENT, source, target), Step(receive)
         else:
             arriving = self._wire(f"A{target}<{source}", source, Traffic.ACTIVATIONS, down)
+            arriving = self._ahead(arriving, Kind.RECEIVE_ACTIVATION, target, source)
             answering = self._wire(f"G{target}>{source}", source, Traffic.GRADIENTS, up)
             yield (Kind.RECEIVE_ACTIVATION, target, source), Step(arriving.receive)
             yield (Kind.SEND_GRADIENT, target, source), Step(answering.send_unanswered)
@@ -106,6 +109,15 @@ class Wiring:
         )
         self._wires.append(wire)
         return wire
+
+    def _ahead(self, wire: Wire, kind: Kind, stage: int, peer: int) -> Wire:
+        """The same, posting receives together where that is of use."""
+        # Where nothing is held, all that were posted would be more than the peak; an accelerator's
+        # backend does one thing after the other, and sends would queue behind receives.
+        if not self._has_backward or self._device.is_asynchronous or not wire.knows_all_forms():
+            return wire
+        row = self._schedule.rows[self._pipe.worker]
+        return wire._replace(together=posted_together(row, kind, stage, peer))
 
     def _is_here(self, stage: int) -> bool:
         return self._schedule.worker_of(stage) == self._pipe.worker

@@ -120,14 +120,18 @@ class Landing:
 
     def __init__(self, spec: Spec, start: int, device: torch.device) -> None:
         self.spec = spec
+        self._loose: Tensor | None = None
+        if start == 0 and _is_plain(spec.shape, spec.strides):
+            self._tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            self.line = self._tensor.detach().view(torch.uint8)
+            return
         self._tensor = memory_like(spec.shape, spec.strides, start, spec.dtype, device)
         if _is_dense(spec.shape, spec.strides):
-            self._numbers, self._loose = _in_line(self._tensor), None
+            self.line = _in_line(self._tensor).view(torch.uint8)
         else:
             shape = _distinct(spec.shape, spec.strides)
             self._loose = torch.empty(shape, dtype=spec.dtype, device=device)
-            self._numbers = self._loose.view(-1)
-        self.line = self._numbers.view(torch.uint8)
+            self.line = self._loose.view(-1).view(torch.uint8)
 
     def tensor(self) -> Tensor:
         """The tensor, once the bytes are there."""
@@ -137,9 +141,15 @@ class Landing:
         return tensor.requires_grad_() if spec.requires_grad else tensor
 
 
-@torch.no_grad()
 def packed(tensor: Tensor) -> Tensor:
     """The numbers of a tensor as bytes in one line: its own memory, where they lie so."""
+    if _is_plain(tensor.shape, tensor.stride()) and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor.detach().view(torch.uint8)
+    return _packed_apart(tensor)
+
+
+@torch.no_grad()
+def _packed_apart(tensor: Tensor) -> Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     shape, strides = tuple(plain.shape), plain.stride()
     if not _is_dense(shape, strides):
@@ -150,6 +160,12 @@ def packed(tensor: Tensor) -> Tensor:
 
 def _in_line(dense: Tensor) -> Tensor:
     return dense.as_strided((dense.numel(),), (1,))
+
+
+@lru_cache(maxsize=4096)
+def _is_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a tensor lies as torch makes them: by far the most do, and need few steps."""
+    return len(shape) > 0 and strides == torch.empty(shape, device="meta").stride()
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,65 @@
+"""Receives that are posted together."""
+
+from itertools import chain, product
+
+import pytest
+
+from gpipe.execution.ahead import posted_together
+from gpipe.schedule import SCHEDULE_NAMES, Kind, add_transfers, resolve
+
+NEEDERS = {Kind.RECEIVE_ACTIVATION: Kind.FORWARD, Kind.RECEIVE_GRADIENT: Kind.BACKWARD}
+SIZES = [(2, 2, 1), (2, 2, 8), (2, 4, 4), (4, 4, 12), (4, 8, 8)]  # workers, stages, micro-batches
+
+
+def ways(schedule):
+    """Each row with each kind, stage and peer of its receives."""
+    found = {
+        (row, each[0], each[1], each[3])
+        for row in schedule.rows
+        for each in row
+        if each[0] in NEEDERS
+    }
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [*product(SCHEDULE_NAMES, SIZES)])
+def test_each_is_posted_once_in_order_in_time_and_in_the_memory_of_the_peak(name, sizes):
+    num_workers, num_stages, num_microbatches = sizes
+    if num_stages > num_workers and name in ("fill_drain", "1f1b"):
+        num_stages = num_workers
+    schedule = add_transfers(resolve(name, num_stages, num_microbatches, num_workers))
+    for row, kind, stage, peer in ways(schedule):
+        together = posted_together(row, kind, stage, peer)
+        asked = [each[2] for each in row if each[:2] + each[3:] == (kind, stage, peer)]
+        own = [each for each in row if each[1] == stage]
+        peak = max(held_along(own))
+        if peak < num_microbatches:
+            assert not together, "one by one"
+            continue
+        assert list(chain.from_iterable(together.values())) == asked
+        posted = []
+        for action, held in zip(own, held_along(own), strict=True):
+            if action[0] is NEEDERS[kind]:
+                posted.remove(action[2])  # it was posted by then
+            elif action[:2] + action[3:] == (kind, stage, peer):
+                is_asked_only = together[action[2]] == [action[2]]
+                posted += together[action[2]]
+                assert len(posted) + held <= peak + 1 or is_asked_only
+
+
+def held_along(actions):
+    """How many micro-batches the stage holds behind each of its actions."""
+    held, found = 0, []
+    for each in actions:
+        held += (each[0] is Kind.FORWARD) - (each[0] is Kind.BACKWARD)
+        found.append(held)
+    return found
+
+
+def test_fill_drain_posts_all_activations_at_once_and_gradients_as_memory_is_freed():
+    schedule = add_transfers(resolve("fill_drain", 2, 16, 2))
+    row = schedule.rows[1]
+    together = posted_together(row, Kind.RECEIVE_ACTIVATION, 1, 0)
+    assert [len(each) for each in together.values()] == [16] + [0] * 15
+    together = posted_together(schedule.rows[0], Kind.RECEIVE_GRADIENT, 0, 1)
+    assert [len(each) for each in together.values() if each] == [1, 2, 4, 8, 1]
