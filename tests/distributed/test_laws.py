@@ -25,8 +25,9 @@ WAYS = [Way(*share, mode) for share, mode in product(SHARES, CHECKPOINT_MODES)]
 SOME_WAYS = [
     Way("1f1b", 4, 4, "except_last"),
     Way("interleaved_1f1b", 2, 4, "always"),
-    Way("looped_breadth_first", 2, 4, "never"),
-    Way("fill_drain", 4, 4, "always"),
+    # The rest takes half a minute more: -m slow.
+    pytest.param(Way("looped_breadth_first", 2, 4, "never"), marks=pytest.mark.slow),
+    pytest.param(Way("fill_drain", 4, 4, "always"), marks=pytest.mark.slow),
 ]
 
 

@@ -98,6 +98,7 @@ def test_the_line_that_is_told_starts_the_same_run(capsys, monkeypatch):
     assert metrics("pair") == alone()
 
 
+@pytest.mark.slow
 def test_replicas_compute_the_same_together():
     ended = under_torchrun(*words_of("four", "pipeline.replicas=2"), num_processes=4)
     assert ended.code == 0, ended.err

@@ -91,6 +91,7 @@ def assert_all_name(job, culprit, fact, within_s):
         assert end.err.count("ends, since another has failed") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RAISES)
 def test_an_exception_ends_every_rank(jobs, name):
     culprit = int(name.split()[1])
@@ -108,6 +109,7 @@ def test_an_exception_ends_every_rank(jobs, name):
     assert "gpipe.errors.StageError: Rank" in the_others(jobs[name], culprit)[0].err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KILLS + HANGS)
 def test_a_rank_that_is_killed_or_stopped_ends_every_rank(jobs, name):
     _, culprit, how, kind = name.split()
@@ -121,6 +123,7 @@ def test_a_rank_that_is_killed_or_stopped_ends_every_rank(jobs, name):
     assert jobs[name][int(culprit)].code == KILLED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXITS)
 def test_a_script_that_has_ended_while_all_others_wait_for_it_has_failed(jobs, name):
     culprit = int(name.split()[1])
@@ -129,6 +132,7 @@ def test_a_script_that_has_ended_while_all_others_wait_for_it_has_failed(jobs, n
     assert jobs[name][culprit].code == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GLOO)
 def test_a_broken_connection_is_not_taken_for_the_cause(jobs, name):
     _, culprit, how = name.split()
@@ -140,6 +144,7 @@ def test_a_broken_connection_is_not_taken_for_the_cause(jobs, name):
     assert_all_name(jobs[name], int(culprit), f"Rank {culprit} failed first: {fact}", SOON_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORDERLY)
 def test_ranks_that_leave_in_good_order_end_nobody(jobs, name):
     assert [(end.code, end.err) for end in jobs[name]] == [(0, "")] * 3
@@ -147,6 +152,7 @@ def test_ranks_that_leave_in_good_order_end_nobody(jobs, name):
     assert first.after_s < last.after_s
 
 
+@pytest.mark.slow
 def test_a_main_thread_that_is_stuck_elsewhere_is_ended(jobs):
     in_step, failed, elsewhere = jobs["stuck rank_0"]
     assert [in_step.code, failed.code, elsewhere.code] == [1, 1, 1]
@@ -157,11 +163,13 @@ def test_a_main_thread_that_is_stuck_elsewhere_is_ended(jobs):
     assert elsewhere.out == "unflushed\n"
 
 
+@pytest.mark.slow
 def test_the_body_of_with_reports_an_exit_with_a_code(jobs):
     assert_all_name(jobs["body_of_with"], 1, "Rank 1 failed first: SystemExit: 3", SOON_S)
     assert jobs["body_of_with"][1].code == 3
 
 
+@pytest.mark.slow
 def test_one_rank_tells_once_a_standstill_what_all_wait_for(jobs):
     first, *others = jobs["stall"]
     assert [end.code for end in jobs["stall"]] == [0, 0, 0]
@@ -174,6 +182,7 @@ def test_one_rank_tells_once_a_standstill_what_all_wait_for(jobs):
         assert "  rank 2: does not wait\n" in table
 
 
+@pytest.mark.slow
 def test_a_job_that_was_stopped_as_a_whole_goes_on(jobs):
     assert [(end.code, end.err) for end in jobs["all_are_held"]] == [(0, "")] * 3
 
@@ -237,6 +246,7 @@ def test_errors_of_connections_are_told_from_others(error, is_it):
     assert is_of_the_wire(error) is is_it
 
 
+@pytest.mark.slow
 def test_nothing_of_a_job_stays_behind(jobs):
     for process in Path("/proc").glob("[0-9]*"):
         try:

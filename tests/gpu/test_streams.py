@@ -142,7 +142,7 @@ def test_the_timeline_is_that_of_the_devices(schedule):
     x, y = torch.randn(2, ROWS, WIDTH)
     for _ in range(3):
         timeline = model.step(x, y, mse_loss).timeline
-    order = model._orders.of_step(CHUNKS, "always")
+    order = model._layout.orders.of_step(CHUNKS, "always")
     assert timeline.rows == order.rows
     for worker in range(3):
         events = [event for event in timeline.events if event.worker == worker]
