@@ -1,6 +1,6 @@
 """Brings the gradients of a worker's stages together with those of others."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -44,17 +44,25 @@ class Harvest:
         self._ties = {tie.parameter: tie for tie in ties if tie.parameter is not None}
         self._pipe = pipe
         self._reduction = reduction
-        by_stage = {stage: _trained(stage.aliases) for stage in stages}
-        every = [parameter for parameters in by_stage.values() for parameter in parameters]
-        self._trained_by_loss = _trained(of_loss)
-        num_users = Counter([*every, *self._trained_by_loss])
-        self._shared = {each for each in every if each in self._ties or num_users[each] > 1}
-        self._own = {
-            stage: [each for each in parameters if each not in self._shared]
-            for stage, parameters in by_stage.items()
-        }
+        users = [
+            (stage, layer, parameter)
+            for stage in stages
+            for layer, alias in enumerate(stage.aliases, stage.first_layer)
+            for parameter in alias.trained()
+        ]
+        of_stages = dict.fromkeys((stage, parameter) for stage, _, parameter in users)
+        self._trained_by_loss = [each for alias in of_loss for each in alias.trained()]
+        num_users = Counter([*(parameter for _, parameter in of_stages), *self._trained_by_loss])
         # In the order of the layers, which is that of all replicas.
-        self._late = [each for each in dict.fromkeys(every) if each in self._shared]
+        self._last_layer = {parameter: layer for _, layer, parameter in users}
+        self._late = [
+            each for each in self._last_layer if each in self._ties or num_users[each] > 1
+        ]
+        self._shared = set(self._late)
+        self._own: dict[Stage, list[Parameter]] = {stage: [] for stage in stages}
+        for stage, parameter in of_stages:
+            if parameter not in self._shared:
+                self._own[stage].append(parameter)
         self._by_layer: list[tuple[int, Parameter, Tensor]] = []
 
     def take_from(self, stage: Stage) -> None:
@@ -73,9 +81,10 @@ class Harvest:
     def finish(self) -> dict[Parameter, Tensor]:
         """All gradients, with what other workers and replicas have."""
         of_loss = take_gradients(self._of_loss, _retain_nothing)
-        behind = max((layer for layer, *_ in self._by_layer), default=0) + 1
         for parameter in [each for each in of_loss if each in self._shared]:
-            self._by_layer.append((behind, parameter, of_loss.pop(parameter)))
+            # As if the last layer here that has it had used it once more.
+            at = self._last_layer[parameter], parameter, of_loss.pop(parameter)
+            self._by_layer.append(at)
         self._add(self._late, self._brought_together())
         own = [each for each in self._trained_by_loss if each not in self._shared]
         self._add(own, of_loss)
@@ -94,7 +103,10 @@ class Harvest:
         total = summed(((parameter, gradient) for _, parameter, gradient in here), _retain_nothing)
         on_their_way: list[Posted] = []
         for parameter, tie in self._ties.items():
-            by_layer = {layer: found for layer, each, found in self._by_layer if each is parameter}
+            by_layer: defaultdict[int, list[Tensor]] = defaultdict(list)
+            for layer, user, found in self._by_layer:
+                if user is parameter:
+                    by_layer[layer].append(found)
             device = self._stages[0].runs_on
             gradient, posted = relayed(tie, by_layer, self._pipe, device)
             on_their_way += posted
@@ -104,10 +116,6 @@ class Harvest:
             each.wait()
         self._by_layer.clear()
         return total
-
-
-def _trained(aliases: Iterable[Aliases]) -> list[Parameter]:
-    return list(dict.fromkeys(each for alias in aliases for each in alias.trained()))
 
 
 def _retain_nothing(_: Iterable[Tensor | None]) -> None:

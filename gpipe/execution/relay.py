@@ -64,7 +64,7 @@ def ties_of(layers: Sequence[Iterable[Parameter]], workers: Sequence[int], here:
 
 
 def relayed(
-    tie: Tie, gradients: Mapping[int, Tensor], pipe: Pipe, device: Device
+    tie: Tie, gradients: Mapping[int, Sequence[Tensor]], pipe: Pipe, device: Device
 ) -> tuple[Tensor | None, list[Posted]]:
     """The sum over all layers, on every worker that has the parameter.
 
@@ -73,7 +73,7 @@ def relayed(
 
     Args:
         tie: The parameter.
-        gradients: Those of the layers which are here, where there is one.
+        gradients: Those of the layers which are here, in the order in which they are added.
         pipe: The workers.
         device: Where the parameter lives here.
 
@@ -109,10 +109,8 @@ def _received(peer: Peer, device: Device, tag: int) -> Tensor | None:
 
 
 def _added(
-    total: Tensor | None, layers: Sequence[int], gradients: Mapping[int, Tensor]
+    total: Tensor | None, layers: Sequence[int], gradients: Mapping[int, Sequence[Tensor]]
 ) -> Tensor | None:
-    for layer in layers:
-        gradient = gradients.get(layer)
-        if gradient is not None:
-            total = gradient if total is None else total + gradient
+    for gradient in (each for layer in layers for each in gradients.get(layer, ())):
+        total = gradient if total is None else total + gradient
     return total

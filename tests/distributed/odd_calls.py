@@ -80,8 +80,10 @@ class Beside(nn.Module):
         return functional.mse_loss(output @ self.weight, target)
 
 
-def beside_the_loss(_: int) -> dict[str, Tensor]:
+def beside_the_loss(_: int, tied: bool) -> dict[str, Tensor]:
     module = three_layers()
+    if tied:
+        module[3].weight = module[0].weight
     with on_mesh(module, 4, 2, mesh=mesh_of(pipe=4)) as model:
         model.step(rows_of(), rows_of(1), Beside(module[3].weight))
         return gradients(model)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from gpipe import GPipe
 from tests.distributed import odd_calls
 from tests.distributed.four_ranks import four_ranks
 from tests.distributed.odd_calls import Beside, rows_of, three_layers
@@ -41,11 +40,17 @@ def test_copies_that_begin_unlike_are_refused(team, tied):
     assert all("Call torch.manual_seed with one seed on all ranks" in told for told in every), every
 
 
-def test_a_loss_may_use_a_weight_of_the_last_stage(team):
+@pytest.mark.parametrize("tied", [False, True], ids=["its own", "tied"])
+def test_a_loss_may_use_a_weight_of_the_last_stage(team, tied):
     module = three_layers()
-    model = GPipe(module, 4, 2)
-    model.step(rows_of(), rows_of(1), Beside(module[3].weight))
-    assert_same(team.call(odd_calls.beside_the_loss), module)
+    if tied:  # once only what layers gave was summed over workers, and the loss's part was lost
+        module[3].weight = module[0].weight
+    loss_fn = Beside(module[3].weight)
+    loss_fn(module(rows_of()), rows_of(1)).backward()
+    expected = {name: each.grad for name, each in module.named_parameters(remove_duplicate=False)}
+    for found in team.call(odd_calls.beside_the_loss, tied):
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-12)
 
 
 def test_a_dimension_over_which_nothing_is_spread_is_refused(team):
