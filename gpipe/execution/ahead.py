@@ -1,6 +1,7 @@
 """Which receives are posted together, ahead of their turn."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 from gpipe.schedule import Action, Kind, Transfer
@@ -11,9 +12,10 @@ _CHANGE = {Kind.FORWARD: 1, Kind.BACKWARD: -1}
 _NEEDER = {Kind.RECEIVE_ACTIVATION: Kind.FORWARD, Kind.RECEIVE_GRADIENT: Kind.BACKWARD}
 
 
+@lru_cache(maxsize=256)  # the rows of a model are the same in every mini-batch
 def posted_together(
-    row: Iterable[Action], kind: Kind, stage: int, peer: int
-) -> dict[int, Sequence[int]]:
+    row: tuple[Action, ...], kind: Kind, stage: int, peer: int
+) -> Mapping[int, Sequence[int]]:
     """The micro-batches whose receives are posted when the row comes to one of them.
 
     A thread of gloo and the caller exclude each other from a connection, and the former spins

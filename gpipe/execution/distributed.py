@@ -1,6 +1,6 @@
 """Drives one worker's part of each mini-batch, beside the processes of the others."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -13,7 +13,6 @@ from torch import distributed as dist
 from torch.nn import Parameter
 
 from gpipe.execution import parcel
-from gpipe.execution.caller import CallerState
 from gpipe.execution.company import Company
 from gpipe.execution.engine import Engine
 from gpipe.execution.facts import Size, Totals
@@ -27,8 +26,8 @@ from gpipe.execution.replica_parts import Part, frozen_sum, require_alike
 from gpipe.execution.replicas import Replicas
 from gpipe.execution.settlement import settle_totals
 from gpipe.execution.skip_channel import Route
-from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.execution.total_norm import Counted, total_norm
+from gpipe.execution.waiter import Waiter
 from gpipe.execution.wiring import Wiring
 from gpipe.execution.word import Word, Words
 from gpipe.schedule import Schedule
@@ -88,25 +87,21 @@ class DistributedEngine(Engine):
         shares_moments: bool = False,
         dynamic_shapes: bool = False,
     ) -> None:
-        super().__init__(stages, 1, routes, norms)
+        self._waiter = Waiter(f"worker {pipe.worker}")
+        super().__init__(stages, self._waiter.executor, routes, norms)
         self.pipe = pipe
         self._ends = ends
         self._ties = ties
         self._replicas = replicas
         self._company = company
         self._counts_alike = counts_alike
-        self._waits_for: str | None = None
-        self._num_waits = 0
-        company.join(self)
+        company.join(self._waiter)
         if shares_moments and pipe.num_replicas > 1:
             self._share = self._moments_of_replicas
         self._words = Words(dynamic_shapes)
         self._word: Word | None = None
         self._taken: dict[Parameter, Tensor] = {}
         self._settled = Totals()
-
-    def _make_executor(self, num_workers: int) -> ThreadedExecutor:
-        return ThreadedExecutor(num_workers, gives_up_after_s=1.0)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -123,21 +118,6 @@ class DistributedEngine(Engine):
         self._replicas.close()
         self.pipe.close()
 
-    def interrupt(self, error: BaseException) -> None:
-        """Let whoever waits for the worker raise this error; the worker may wait for ever."""
-        self._executor.interrupt(error)
-
-    @property
-    def has_lost_worker(self) -> bool:
-        """Whether the worker was given up and has not come back."""
-        return self._executor.has_lost_worker
-
-    def progress(self) -> tuple[int, str | None]:
-        """How often this worker has begun or ended to wait, and for what it waits now."""
-        waits_for = self._waits_for
-        told = None if waits_for is None else f"worker {self.pipe.worker} waits for {waits_for}"
-        return self._num_waits, told
-
     def agree(self, batch: Batch | None, size: Size) -> Size:
         """The size of the next mini-batch; the first worker tells, the others listen.
 
@@ -153,7 +133,7 @@ class DistributedEngine(Engine):
             mine = Word(look, *size._replace(total_rows=total_rows), key, (state,))
             self._word = Word.exchanged(mine, self._ends.first, self.pipe.control)
 
-        self._run_alone(exchange, "the next mini-batch")
+        self._waiter.run(exchange, "the next mini-batch")
         assert self._word is not None
         return self._word.size
 
@@ -172,7 +152,7 @@ class DistributedEngine(Engine):
             for posted in chain.from_iterable(sent):
                 posted.wait()
 
-        self._run_alone(share, "the output")
+        self._waiter.run(share, "the output")
         assert given is not None
         return given
 
@@ -187,7 +167,7 @@ class DistributedEngine(Engine):
         every: list[list[Any]] = [[] for _ in range(self.pipe.num_workers)]
         with self.turn():
             gather = partial(dist.all_gather_object, every, mine, self.pipe.control)
-            self._run_alone(gather, "the timelines of other ranks")
+            self._waiter.run(gather, "the timelines of other ranks")
         return recorder.timeline_of([Event(*each) for row in every for each in row])
 
     def total_norm(self, norm_type: float) -> Tensor:
@@ -200,7 +180,7 @@ class DistributedEngine(Engine):
             found = total_norm(list(self._counted()), norm_type, self.pipe.control, device)
 
         with self.turn():
-            self._run_alone(gather, "the norms of other ranks")
+            self._waiter.run(gather, "the norms of other ranks")
         return found
 
     def _counted(self) -> Iterator[Counted]:
@@ -212,20 +192,6 @@ class DistributedEngine(Engine):
                     if parameter.grad is not None and parameter not in seen:
                         yield Counted(index, position, parameter.grad)
                     seen.add(parameter)
-
-    def _run_alone(self, function: Callable[[], None], what: str) -> None:
-        """Call the function in the worker, so that the caller can be interrupted meanwhile.
-
-        Args:
-            function: Waits for other ranks.
-            what: What it waits for.
-        """
-
-        def waiting() -> None:
-            with self._waiting(what):
-                function()
-
-        self._executor.run([waiting], CallerState(), lambda: None)
 
     def _total_rows(self, size: Size) -> int:
         """Those of all replicas, where this worker knows its own; all workers ask."""
@@ -255,13 +221,13 @@ class DistributedEngine(Engine):
             self.stages[0].runs_on,
             schedule,
             self._words.forms(self._word),
-            self._waiting,
+            self._waiter.waiting,
             has_backward=context.keeps_graph,
         )
         harvest = self._harvest(aliases) if context.keeps_graph else None
 
         def tail() -> None:
-            with self._waiting("the end of the mini-batch on other ranks"):
+            with self._waiter.waiting("the end of the mini-batch on other ranks"):
                 if harvest is not None:
                     self._taken = harvest.finish()
                 self._settle(context, head)
@@ -274,21 +240,13 @@ class DistributedEngine(Engine):
         of_loss = aliases[len(self._aliases) :]
         return Harvest(self.stages, of_loss, self._ties, self.pipe, self._replicas.begin())
 
-    @contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
-        self._waits_for, self._num_waits = what, self._num_waits + 1
-        try:
-            yield
-        finally:
-            self._waits_for, self._num_waits = None, self._num_waits + 1
-
     def _moments_of_replicas(self, moments: list[Moments]) -> list[list[Moments]]:
         device = self.stages[0].device
         every: list[list[Moments]] = [[] for _ in range(self.pipe.num_replicas)]
         mine = [each.to(HOST) for each in moments]
         group = self.pipe.replicas_control
         gather = partial(dist.all_gather_object, every, mine, group)
-        self._run_alone(gather, "the statistics of other replicas")
+        self._waiter.run(gather, "the statistics of other replicas")
         return [[each.to(device) for each in row] for row in every]
 
     def _settle(self, context: MiniBatchContext, head: LossHead | None) -> None:

@@ -44,7 +44,7 @@ class Engine:
 
     Args:
         stages: Those of this process, in order.
-        num_workers: How many workers they are on.
+        executor: The workers that they are on.
         routes: The skips between stages.
         norms: The layers of deferred batch normalisation.
     """
@@ -52,7 +52,7 @@ class Engine:
     def __init__(
         self,
         stages: Sequence[Stage],
-        num_workers: int,
+        executor: ThreadedExecutor,
         routes: Sequence[Route] = (),
         norms: Sequence[DeferredBatchNorm] = (),
     ) -> None:
@@ -60,16 +60,13 @@ class Engine:
         self._layers = [layer for stage in stages for layer in stage]
         self._aliases = [alias for stage in stages for alias in stage.aliases]
         self._with_copies = [alias for alias in self._aliases if alias.has_copies()]
-        self._executor = self._make_executor(num_workers)
+        self._executor = executor
         self._needs_autograds_threads = any(stage.device != HOST for stage in stages)
         self._routes = tuple(routes)
         self._norms = tuple(norms)
         self._share: Share | None = None  # the norms' moments with replicas
         self._num_trained = 0
         self._lock = RLock()
-
-    def _make_executor(self, num_workers: int) -> ThreadedExecutor:
-        return ThreadedExecutor(num_workers)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

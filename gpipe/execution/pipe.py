@@ -26,17 +26,12 @@ class Pipe:
     one group in one order only; what the host has to know goes over a third one, on gloo.
 
     Args:
-        mesh: A DeviceMesh with a dimension "pipe", along which the workers of one replica are, and
-            perhaps "data", along which the replicas are. Others are for what a stage does inside.
-
-    Raises:
-        TypeError: It is no mesh.
-        ValueError: It has no dimension "pipe", or this process is not in it.
+        mesh: One that `require_mesh` lets pass: with a dimension "pipe", along which the workers of
+            one replica are, and perhaps "data", along which the replicas are. Others are for what a
+            stage does inside.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        require_mesh(mesh)
-        self.mesh = mesh
         self.worker = mesh.get_local_rank(PIPE)
         self.num_workers = mesh.size(_dim(mesh, PIPE))
         has_replicas = DATA in _names(mesh)

@@ -1,6 +1,6 @@
 """The norm of the gradients of all workers together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import distributed as dist
 from gpipe.execution.local_parts import whole
 from gpipe.stage.device import HOST
 
-__all__ = ["Counted", "total_norm"]
+__all__ = ["Counted", "norm_here", "total_norm"]
 
 
 class Counted(NamedTuple):
@@ -25,6 +25,12 @@ class Counted(NamedTuple):
     layer: int
     position: int
     gradient: Tensor
+
+
+def norm_here(gradients: Iterable[Tensor | None], norm_type: float) -> Tensor:
+    """The norm over the gradients that there are, all in this process."""
+    present = [each for each in gradients if each is not None]
+    return torch.nn.utils.get_total_norm(present, norm_type)
 
 
 def total_norm(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gpipe.execution.local_parts import local_part
+from gpipe.execution.total_norm import norm_here
 from gpipe.pipeline.model import GPipe
 
 __all__ = ["clip_grad_norm_"]
@@ -34,8 +35,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     if isinstance(model, GPipe):
         norm = model.total_norm(norm_type)
     else:
-        gradients = [each.grad for each in model.parameters() if each.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, norm_type)
+        norm = norm_here((each.grad for each in model.parameters()), norm_type)
     # Of a DTensor the part here: torch does not scale the two kinds together.
     every = (each.grad for each in model.parameters() if each.grad is not None)
     parts = [SimpleNamespace(grad=local_part(gradient)) for gradient in every]

@@ -22,6 +22,7 @@ from gpipe.execution.relay import ties_of
 from gpipe.execution.replicas import ALL_REDUCES, BUCKET_BYTES, AllReduce, Replicas
 from gpipe.execution.same_start import require_same_start
 from gpipe.execution.skip_channel import Route
+from gpipe.execution.threaded import ThreadedExecutor
 from gpipe.schedule import LOOPED_SCHEDULES, Builder, Schedule
 from gpipe.stage.batchnorm import DeferredBatchNorm
 from gpipe.stage.device import default_devices, own_device
@@ -120,8 +121,8 @@ class Layout:
         on_mesh: OnMesh | None,
     ) -> None:
         self.on_mesh = on_mesh
-        if on_mesh is not None:  # first of all, so that what fails from here on ends all processes
-            _ = on_mesh.company
+        # First of all, so that whatever fails from here on ends all processes.
+        self._company = None if on_mesh is None else on_mesh.company
         self.pipe = None if on_mesh is None else Pipe(on_mesh.mesh)
         num_workers = self.pipe.num_workers if self.pipe else _num_devices(devices)
         self.balance = _balance(layers, balance, max(1, num_workers))
@@ -140,11 +141,6 @@ class Layout:
         """The worker of each layer."""
         pairs = zip(self.orders.worker_of, self.balance, strict=True)
         return [worker for worker, size in pairs for _ in range(size)]
-
-    @property
-    def num_stages(self) -> int:
-        """How many there are, in all processes."""
-        return len(self.balance)
 
     def kept(self, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module | None]:
         """The layers of this process, and what stands for the others."""
@@ -205,8 +201,9 @@ class Layout:
 
     def engine(self, stages: Sequence[Stage], norms: Sequence[DeferredBatchNorm]) -> Engine:
         """What drives mini-batches through the stages of this process."""
-        if self.pipe is None or self.on_mesh is None:
-            return Engine(stages, self.orders.num_workers, self.routes, norms)
+        if self.pipe is None or self.on_mesh is None or self._company is None:
+            executor = ThreadedExecutor(self.orders.num_workers)
+            return Engine(stages, executor, self.routes, norms)
         worker_of = self.orders.worker_of
         ends = PipeEnds(worker_of[0], worker_of[-1])
         return DistributedEngine(
@@ -216,7 +213,7 @@ class Layout:
             self.routes,
             norms,
             self.ties,
-            company=self.on_mesh.company,
+            company=self._company,
             replicas=self.on_mesh.replicas(self.pipe),
             counts_alike=self.on_mesh.parallelize is not None,
             shares_moments=self.on_mesh.shares_moments,
@@ -232,10 +229,10 @@ class Layout:
         Raises:
             ConfigError: Something differs.
         """
-        if self.on_mesh is None:
+        if self.on_mesh is None or self._company is None:
             return
         order = self.orders.of_step(self._chunks, "never")
-        self.on_mesh.company.require_agreement(
+        self._company.require_agreement(
             {
                 "the number of layers": len(self._classes),
                 "the classes of the layers": ", ".join(self._classes),

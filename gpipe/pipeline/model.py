@@ -15,6 +15,7 @@ from gpipe.execution.engine import Engine
 from gpipe.execution.facts import Ended, Size
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.replicas import BUCKET_BYTES, AllReduce
+from gpipe.execution.total_norm import norm_here
 from gpipe.pipeline.layers import Layers
 from gpipe.pipeline.layout import Layout, OnMesh, Parallelize
 from gpipe.pipeline.loss import head_of, parameters_of_loss, warn_of_replicas
@@ -149,8 +150,7 @@ class GPipe(Layers):
         """
         if isinstance(self._engine, DistributedEngine):
             return self._engine.total_norm(norm_type)
-        gradients = [each.grad for each in self.parameters() if each.grad is not None]
-        return nn.utils.get_total_norm(gradients, norm_type)
+        return norm_here((each.grad for each in self.parameters()), norm_type)
 
     @property
     def num_workers(self) -> int:

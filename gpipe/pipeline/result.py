@@ -20,18 +20,14 @@ class StepResult:
             is the same on every rank, that of all replicas.
         output: The output of the mini-batch, without a graph; None unless it was asked for. On a
             mesh it is on the last worker.
+        recorder: What the timeline is made of.
     """
 
     loss: Tensor
     output: Any
-    _recorder: Recorder | None = field(default=None, repr=False)
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """What the timeline is made of."""
-        return self._recorder
+    recorder: Recorder | None = field(default=None, repr=False)
 
     @property
     def timeline(self) -> Timeline | None:
         """When each action ran, on a mesh those of this worker; None without gradients."""
-        return self._recorder.timeline if self._recorder else None
+        return self.recorder.timeline if self.recorder else None

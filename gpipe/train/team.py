@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, TypeVar, cast
@@ -12,10 +12,9 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gpipe.data import Splits
-from gpipe.execution.caller import CallerState
 from gpipe.execution.company import company_of
 from gpipe.execution.pipe import DATA, PIPE
-from gpipe.execution.threaded import ThreadedExecutor
+from gpipe.execution.waiter import Waiter
 from gpipe.stage.boundary import unpack
 from gpipe.stage.device import HOST, default_devices
 from gpipe.stage.microbatch import Batch as Rows
@@ -38,10 +37,7 @@ class Team:
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.mesh = mesh
-        # What waits for others does so in a thread of its own, so that it can be interrupted.
-        self._executor = ThreadedExecutor(1, gives_up_after_s=1.0)
-        self._waits_for: str | None = None
-        self._num_waits = 0
+        self.waiter = Waiter("the run")
         self.is_main = mesh is None or dist.get_rank() == 0
         self.num_replicas = 1 if mesh is None else mesh[DATA].size()
         self._replica = 0 if mesh is None else mesh.get_local_rank(DATA)
@@ -76,7 +72,7 @@ class Team:
         if self.mesh is None:
             return value
         told = [value]
-        self._wait(lambda: dist.broadcast_object_list(told), "what rank 0 tells")
+        self.waiter.run(lambda: dist.broadcast_object_list(told), "what rank 0 tells")
         return told[0]
 
     def every(self, value: T) -> list[T]:
@@ -84,28 +80,8 @@ class Team:
         if self.mesh is None:
             return [value]
         every: list[Any] = [None] * dist.get_world_size()
-        self._wait(lambda: dist.all_gather_object(every, value), "what other ranks tell")
+        self.waiter.run(lambda: dist.all_gather_object(every, value), "what other ranks tell")
         return cast("list[T]", every)
-
-    def interrupt(self, error: BaseException) -> None:
-        """Let whoever waits for other processes raise this error."""
-        self._executor.interrupt(error)
-
-    @property
-    def has_lost_worker(self) -> bool:
-        """Whether something waits for ever."""
-        return self._executor.has_lost_worker
-
-    def progress(self) -> tuple[int, str | None]:
-        """How often this process has begun or ended to wait, and for what it waits now."""
-        return self._num_waits, self._waits_for
-
-    def _wait(self, function: Callable[[], None], what: str) -> None:
-        self._waits_for, self._num_waits = what, self._num_waits + 1
-        try:
-            self._executor.run([function], CallerState(), lambda: None)
-        finally:
-            self._waits_for, self._num_waits = None, self._num_waits + 1
 
     def part(self, batch: Batch) -> Batch:
         """The rows of a mini-batch that this replica has."""
@@ -148,7 +124,7 @@ def joined(config: RunConfig) -> Iterator[Team]:
     pipeline = config.pipeline
     company = company_of(mesh, pipeline.patience_s, pipeline.watchdog_s)
     team = Team(mesh)
-    company.join(team)
+    company.join(team.waiter)
     with company.sharing_failures():
         company.require_agreement({"the run file": _digest(config)})
         yield team

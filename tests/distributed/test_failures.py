@@ -8,7 +8,6 @@ of the process. All kinds of failure on all ranks, with every kind of store, are
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from tests.distributed.failing_job import DIFFERENCES
 from tests.execution.test_watch import End, ends
+from tests.processes import running
 
 pytestmark = pytest.mark.distributed
 
@@ -176,12 +176,7 @@ def test_ranks_that_differ_are_all_told_before_the_first_step(jobs):
 
 
 def test_nothing_of_a_job_stays_behind(jobs):
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        assert b"failing_job" not in command or int(process.name) == os.getpid()
+    assert running("failing_job") == []
 
 
 @pytest.mark.slow

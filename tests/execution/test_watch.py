@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from torch import distributed as dist
 
 from gpipe.errors import StageError
 from gpipe.execution.failure import Failure, is_of_the_wire
+from tests.processes import running
 
 pytestmark = pytest.mark.distributed
 
@@ -248,9 +248,4 @@ def test_errors_of_connections_are_told_from_others(error, is_it):
 
 @pytest.mark.slow
 def test_nothing_of_a_job_stays_behind(jobs):
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        assert b"watch_job" not in command or int(process.name) == os.getpid()
+    assert running("watch_job") == []

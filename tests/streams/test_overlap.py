@@ -50,7 +50,7 @@ def trained(
 def test_the_recorded_graph_takes_as_long_as_the_simulated_one(schedule, checkpoint, on_host):
     with world(NUM_DEVICES) as made:
         model, result = trained(made, schedule, checkpoint, num_steps=1, on_host=on_host)
-    records = [record for row in result._recorder.rows.values() for record in row]
+    records = [record for row in result.recorder.rows.values() for record in row]
     marks_s = replay(made, {end: COST_S[action.kind] for action, _, end in records}, TRANSFER_S)
     makespan_s = max(marks_s[end] for _, _, end in records)
 
