@@ -1,15 +1,63 @@
-"""Which receives are posted together, ahead of their turn."""
+"""Which receives are posted ahead of their turn."""
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from gpipe.schedule import Action, Kind, Transfer
 
-__all__ = ["posted_together"]
+__all__ = ["Ahead", "posted_together"]
 
 _CHANGE = {Kind.FORWARD: 1, Kind.BACKWARD: -1}
 _NEEDER = {Kind.RECEIVE_ACTIVATION: Kind.FORWARD, Kind.RECEIVE_GRADIENT: Kind.BACKWARD}
+
+_Way = tuple[int, int]
+"""The stage that receives, and the one from which it does."""
+
+Post = Callable[[int], None]
+"""Posts the receive of a micro-batch."""
+
+
+class Ahead:
+    """Posts the receives of one kind in the order of a row, each when the one before has landed.
+
+    A receive that is posted at its own turn only is late: what it asks for may lie ready at the
+    other end, and is sent once the asking has arrived there. Never is more than one outstanding, or
+    what has had its turn.
+
+    Args:
+        row: That of the worker which receives.
+        kind: That of the receives.
+    """
+
+    def __init__(self, row: tuple[Action, ...], kind: Kind) -> None:
+        self._in_order = _receives(row, kind)
+        self._posts: dict[_Way, Post] = {}
+        self._left: deque[tuple[_Way, int]] | None = None
+        self._num_outstanding = 0
+
+    def join(self, stage: int, peer: int, post: Post) -> Post:
+        """What is to be called at the turn of a receive of this stage, instead of `post`."""
+        self._posts[stage, peer] = post
+        return partial(self._turn, (stage, peer))
+
+    def landed(self) -> None:
+        """One of them has been waited for."""
+        self._num_outstanding -= 1
+        if self._left and not self._num_outstanding:
+            self._post_next(self._left)
+
+    def _turn(self, way: _Way, microbatch: int) -> None:
+        if self._left is None:  # all have joined
+            self._left = deque(each for each in self._in_order if each[0] in self._posts)
+        if self._left and self._left[0] == (way, microbatch):
+            self._post_next(self._left)
+
+    def _post_next(self, left: deque[tuple[_Way, int]]) -> None:
+        way, microbatch = left.popleft()
+        self._num_outstanding += 1
+        self._posts[way](microbatch)
 
 
 @lru_cache(maxsize=256)  # the rows of a model are the same in every mini-batch
@@ -22,7 +70,7 @@ def posted_together(
     meanwhile. Receives that are posted one by one, while what the last one asked for comes in,
     thus cost more than all else that a small stage does. Where the stage holds the whole
     mini-batch at its peak, as in fill-drain, many can be posted and never take more memory than
-    that peak and one payload; elsewhere it stays at one by one.
+    that peak and one payload.
 
     Args:
         row: That of the worker which receives.
@@ -31,7 +79,7 @@ def posted_together(
         peer: From which one.
 
     Returns:
-        By the micro-batch of the receive, some of which have none; nothing for one by one.
+        By the micro-batch of the receive, some of which have none; nothing where that is not so.
     """
     actions = [action for action in row if action[1] == stage]
     order = [each[2] for each in actions if _is_of(each, kind, peer)]
@@ -57,3 +105,10 @@ def posted_together(
 
 def _is_of(action: Action, kind: Kind, peer: int) -> bool:
     return action[0] is kind and isinstance(action, Transfer) and action.peer == peer
+
+
+@lru_cache(maxsize=256)
+def _receives(row: tuple[Action, ...], kind: Kind) -> Sequence[tuple[_Way, int]]:
+    """Those of a row in their order, each with its micro-batch."""
+    transfers = [each for each in row if each[0] is kind and isinstance(each, Transfer)]
+    return [((each.stage, each.peer), each.microbatch) for each in transfers]

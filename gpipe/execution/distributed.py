@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from gpipe.execution import parcel
 from gpipe.execution.company import Company
 from gpipe.execution.engine import Engine
+from gpipe.execution.exchange import Exchange
 from gpipe.execution.facts import Size, Totals
 from gpipe.execution.harvest import Harvest
 from gpipe.execution.loss_head import LossHead
@@ -98,6 +99,7 @@ class DistributedEngine(Engine):
         company.join(self._waiter)
         if shares_moments and pipe.num_replicas > 1:
             self._share = self._moments_of_replicas
+        self._exchange = Exchange(pipe)
         self._words = Words(dynamic_shapes)
         self._word: Word | None = None
         self._taken: dict[Parameter, Tensor] = {}
@@ -131,7 +133,7 @@ class DistributedEngine(Engine):
         def exchange() -> None:
             total_rows = self._total_rows(size)
             mine = Word(look, *size._replace(total_rows=total_rows), key, (state,))
-            self._word = Word.exchanged(mine, self._ends.first, self.pipe.control)
+            self._word = Word.exchanged(mine, self._ends.first, self._exchange)
 
         self._waiter.run(exchange, "the next mini-batch")
         assert self._word is not None
@@ -253,7 +255,12 @@ class DistributedEngine(Engine):
         randomness = context.randomness
         device = self.stages[-1].device
         self._settled, drew = settle_totals(
-            self.pipe, head, device, drew=randomness.drawn, has_gradients=bool(self._taken)
+            self.pipe,
+            self._exchange,
+            head,
+            device,
+            drew=randomness.drawn,
+            has_gradients=bool(self._taken),
         )
         randomness.drawn = drew
 

@@ -13,7 +13,7 @@ from gpipe.execution.peer import Peer
 from gpipe.execution.ring import order_by_host
 from gpipe.stage.device import HOST, Traffic
 
-__all__ = ["DATA", "PIPE", "Pipe", "gathered", "require_mesh", "stacked"]
+__all__ = ["DATA", "PIPE", "Pipe", "gathered", "require_mesh"]
 
 PIPE = "pipe"
 DATA = "data"
@@ -66,22 +66,16 @@ class Pipe:
 
 
 def gathered(numbers: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
-    """The numbers of every rank of a group, by rank; exact, also if they are not finite."""
+    """The numbers of every rank of a gloo group, by rank; exact, also if they are not finite."""
     mine = torch.tensor(numbers, dtype=torch.float64, device=HOST)
-    rows: list[list[float]] = stacked(mine, group).tolist()
-    return rows
-
-
-def stacked(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The tensors of every rank of a gloo group, by rank, along a new dimension; for small ones."""
     # all_gather sends them around a ring, one rank after the other: with eight on two cores that
     # takes more than twice as long.
     every = torch.empty((group.size(), *mine.shape), dtype=mine.dtype, device=mine.device)
-    root = group.size() - 1
-    rows = list(every) if group.rank() == root else None
-    dist.gather(mine, rows, group=group, group_dst=root)
-    dist.broadcast(every, group=group, group_src=root)
-    return every
+    rows = list(every) if group.rank() == 0 else None
+    dist.gather(mine, rows, group=group, group_dst=0)
+    dist.broadcast(every, group=group, group_src=0)
+    found: list[list[float]] = every.tolist()
+    return found
 
 
 def require_mesh(mesh: Any) -> None:

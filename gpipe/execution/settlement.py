@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gpipe.execution.exchange import Exchange
 from gpipe.execution.facts import Totals
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.pipe import Pipe, gathered
@@ -41,6 +42,7 @@ class _Number(NamedTuple):
 
 def settle_totals(
     pipe: Pipe,
+    exchange: Exchange,
     head: LossHead | None,
     device: torch.device,
     *,
@@ -51,6 +53,7 @@ def settle_totals(
 
     Args:
         pipe: The processes.
+        exchange: Between the workers.
         head: The loss, where the last stage is.
         device: Where its numbers are to live.
         drew: Whether a layer here drew random numbers.
@@ -73,7 +76,8 @@ def settle_totals(
     loss = factor = None
     if head is not None and parts is not None:
         loss, factor = head.total(parts), head.correction(parts)
-    every = gathered([drew, has_gradients, *_Number.of(loss), *_Number.of(factor)], pipe.control)
+    mine = [drew, has_gradients, *_Number.of(loss), *_Number.of(factor)]
+    every = exchange.round(mine, torch.float64)
     drew, has_gradients = (any(column) for column in list(zip(*every, strict=True))[:2])
     told = next((row for row in every if row[2] >= 0), every[0])
     if loss is None:

@@ -1,7 +1,7 @@
 """Waits for other processes, so that whoever asked for it can be interrupted."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Self
 
 from gpipe.execution.caller import CallerState
 from gpipe.execution.threaded import ThreadedExecutor
@@ -43,14 +43,16 @@ class Waiter:
 
         self.executor.run([waiting], CallerState(), lambda: None)
 
-    @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Let `progress` tell of this wait meanwhile."""
-        self._waits_for, self._num_waits = what, self._num_waits + 1
-        try:
-            yield
-        finally:
-            self._waits_for, self._num_waits = None, self._num_waits + 1
+    def waiting(self, what: str) -> Self:
+        """A context in which `progress` tells of this wait."""
+        self._waits_for = what
+        return self
+
+    def __enter__(self) -> None:
+        self._num_waits += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._waits_for, self._num_waits = None, self._num_waits + 1
 
     def progress(self) -> tuple[int, str | None]:
         """How often a wait has begun or ended, and who waits for what now."""

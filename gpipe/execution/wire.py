@@ -49,6 +49,7 @@ class Wire(NamedTuple):
         waiting: Around each wait, called with what is waited for.
         sent: What is on its way from here, by micro-batch.
         together: Which receives are posted at that of a micro-batch, if not just its own.
+        landed: Called when what came along the first line has been waited for.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Wire(NamedTuple):
     waiting: Waiting
     sent: dict[int, list[Posted]]
     together: Mapping[int, Sequence[int]] = _ONE_BY_ONE
+    landed: Callable[[], None] | None = None
 
     def knows_all_forms(self) -> bool:
         """Whether no payload has to be told how it looks."""
@@ -106,11 +108,13 @@ class Wire(NamedTuple):
 
     def _send(self, line: int, microbatch: int, payload: Payload) -> list[Posted]:
         tag = self._tag(line, microbatch)
-        form = Form.of(payload, self.device)
-        known = self.forms.setdefault((line, microbatch), form)
-        posted = self._send_form(form, tag + 1) if known is form else []
-        if not form.resembles(known):
-            raise self._changed(microbatch, known, form)
+        form = self.forms.get((line, microbatch))
+        posted: list[Posted] = []
+        if form is None:
+            form = self.forms[line, microbatch] = Form.of(payload, self.device)
+            posted += self._send_form(form, tag + 1)
+        elif not form.describes(payload, self.device):
+            raise self._changed(microbatch, form, Form.of(payload, self.device))
         return [*posted, *parcel.send_tensors(form, payload, self.peer, tag)]
 
     def _awaited(self, line: int, microbatch: int, answers: "Wire | None") -> Callable[[], Payload]:
@@ -120,11 +124,20 @@ class Wire(NamedTuple):
             with self.waiting(f"{self.name}.{microbatch}"):
                 form = self.forms[line, microbatch] = parcel.receive_form(self.peer, tag + 1)
         bound = parcel.Bound(form, self.peer, self.device, tag)
-        return partial(self._landed, microbatch, bound, answers)
+        landed = self.landed if line == self.lines[0][0] else None
+        return partial(self._wait, microbatch, bound, answers, landed)
 
-    def _landed(self, microbatch: int, bound: parcel.Bound, answers: "Wire | None") -> Payload:
+    def _wait(
+        self,
+        microbatch: int,
+        bound: parcel.Bound,
+        answers: "Wire | None",
+        landed: Callable[[], None] | None,
+    ) -> Payload:
         with self.waiting(f"{self.name}.{microbatch}"):
             payload = bound.wait()
+        if landed is not None:
+            landed()
         if answers is not None:
             answers.release(microbatch)
         return payload

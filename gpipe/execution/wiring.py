@@ -1,11 +1,11 @@
 """Lays the wires from the stages of this process to those of others, for one mini-batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from gpipe.execution.ahead import posted_together
+from gpipe.execution.ahead import Ahead, posted_together
 from gpipe.execution.channel import Channel, Mailbox
 from gpipe.execution.interpreter import Step, Steps
 from gpipe.execution.pipe import Pipe
@@ -54,6 +54,9 @@ class Wiring:
         self._forms = forms
         self._waiting = waiting
         self._has_backward = has_backward
+        row = schedule.rows[pipe.worker]
+        kinds = Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT
+        self._ahead = {kind: Ahead(row, kind) for kind in kinds}
         self._wires: list[Wire] = []
 
     def between(self, source: int, target: int, traffic: Traffic, *, leads: bool) -> Mailbox:
@@ -87,16 +90,13 @@ class Wiring:
         if self._is_here(source):
             sending = self._wire(f"A{source}>{target}", target, Traffic.ACTIVATIONS, down)
             answers = self._wire(f"G{source}<{target}", target, Traffic.GRADIENTS, up)
-            answers = self._ahead(answers, Kind.RECEIVE_GRADIENT, source, target)
             send = sending.send if self._has_backward else sending.send_unanswered
             yield (Kind.SEND_ACTIVATION, source, target), Step(send)
-            receive = partial(answers.receive, answers=sending)
-            yield (Kind.RECEIVE_GRADIENT, source, target), Step(receive)
+            yield self._receiving(answers, Kind.RECEIVE_GRADIENT, source, target, sending)
         else:
             arriving = self._wire(f"A{target}<{source}", source, Traffic.ACTIVATIONS, down)
-            arriving = self._ahead(arriving, Kind.RECEIVE_ACTIVATION, target, source)
             answering = self._wire(f"G{target}>{source}", source, Traffic.GRADIENTS, up)
-            yield (Kind.RECEIVE_ACTIVATION, target, source), Step(arriving.receive)
+            yield self._receiving(arriving, Kind.RECEIVE_ACTIVATION, target, source)
             yield (Kind.SEND_GRADIENT, target, source), Step(answering.send_unanswered)
 
     def _wire(
@@ -110,14 +110,25 @@ class Wiring:
         self._wires.append(wire)
         return wire
 
-    def _ahead(self, wire: Wire, kind: Kind, stage: int, peer: int) -> Wire:
-        """The same, posting receives together where that is of use."""
-        # Where nothing is held, all that were posted would be more than the peak; an accelerator's
-        # backend does one thing after the other, and sends would queue behind receives.
-        if not self._has_backward or self._device.is_asynchronous or not wire.knows_all_forms():
-            return wire
+    def _receiving(
+        self, wire: Wire, kind: Kind, stage: int, peer: int, answers: Wire | None = None
+    ) -> tuple[tuple[object, ...], Step]:
+        """The step that receives, ahead of its turn where that is of use."""
+        ahead = self._ahead[kind]
+        # An accelerator's backend does one thing after the other: sends would queue behind what is
+        # received ahead.
+        is_ahead = wire.knows_all_forms() and not self._device.is_asynchronous
+        if is_ahead:
+            together = self._together(kind, stage, peer)
+            wire = wire._replace(together=together, landed=None if together else ahead.landed)
+        at_once = partial(wire.receive, answers=answers)
+        receive = at_once if wire.landed is None else ahead.join(stage, peer, at_once)
+        return (kind, stage, peer), Step(receive)
+
+    def _together(self, kind: Kind, stage: int, peer: int) -> Mapping[int, Sequence[int]]:
+        # Where nothing is held, all that were posted would be more than the peak.
         row = self._schedule.rows[self._pipe.worker]
-        return wire._replace(together=posted_together(row, kind, stage, peer))
+        return posted_together(row, kind, stage, peer) if self._has_backward else {}
 
     def _is_here(self, stage: int) -> bool:
         return self._schedule.worker_of(stage) == self._pipe.worker

@@ -5,15 +5,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-from torch import distributed as dist
-
 from gpipe.execution.caller import autocast_dtypes
+from gpipe.execution.exchange import Exchange
 from gpipe.execution.facts import Size
-from gpipe.execution.pipe import stacked
 from gpipe.execution.wire import Forms
 from gpipe.stage.boundary import start_of
-from gpipe.stage.device import HOST
 from gpipe.stage.microbatch import Batch
 
 __all__ = ["Word", "Words"]
@@ -48,22 +44,20 @@ class Word(NamedTuple):
         return Size(self.rows, self.total_rows, self.num_microbatches, bool(self.trains))
 
     @classmethod
-    def exchanged(cls, mine: "Word", first: int, group: dist.ProcessGroup) -> "Word":
-        """That of the first worker, with the states of all; every worker of the group calls it.
+    def exchanged(cls, mine: "Word", first: int, exchange: Exchange) -> "Word":
+        """That of the first worker, with the states of all; every worker calls it.
 
         Args:
             mine: What this worker knows; one state.
             first: The worker that has the first stage.
-            group: The workers, on the host.
+            exchange: Between the workers.
 
         Raises:
             RuntimeError: Some of them train and others do not; all raise it.
             ValueError: The targets have another number of rows than the input; all raise it.
         """
         *known, (state,) = mine
-        line = torch.tensor([*known, state], dtype=torch.int64, device=HOST)
-        every = stacked(line, group).tolist()
-        words = [cls._make([*known, (state,)]) for *known, state in every]
+        words = [cls._make([*known, (state,)]) for *known, state in exchange.round([*known, state])]
         word = words[first]._replace(states=tuple(state for *_, (state,) in words))
         _require_same(words, word)
         return word

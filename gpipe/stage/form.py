@@ -23,6 +23,9 @@ from gpipe.stage.device import HOST, Device
 
 __all__ = ["Form", "Landing", "Spec", "packed"]
 
+# Every backend carries them as they are; the rest goes as bytes.
+_CARRIED = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32}
+
 
 class Spec(NamedTuple):
     """How one tensor lies in memory."""
@@ -41,16 +44,27 @@ class Spec(NamedTuple):
         Raises:
             TypeError: It is not dense.
         """
-        if tensor.layout is not torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter):
+        if not _is_plain_tensor(tensor):
             kind = tensor.layout if type(tensor) is Tensor else type(tensor).__name__
             raise TypeError(
                 f"A tensor of shape {tuple(tensor.shape)} between two processes is not a plain "
                 f"dense one but {kind}. Make it dense where the stage ends, such as by to_dense() "
                 "or full_tensor()."
             )
-        is_on_host = not device.has(tensor) and tensor.device == HOST
+        asks = tensor.requires_grad
         return cls(
-            tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, is_on_host
+            tuple(tensor.shape), tensor.stride(), tensor.dtype, asks, _is_on_host(tensor, device)
+        )
+
+    def describes(self, tensor: Tensor, device: Device) -> bool:
+        """Whether it is that of this tensor."""
+        return (
+            _is_plain_tensor(tensor)
+            and self.shape == tensor.shape
+            and self.strides == tensor.stride()
+            and self.dtype is tensor.dtype
+            and self.requires_grad == tensor.requires_grad
+            and self.is_on_host == _is_on_host(tensor, device)
         )
 
 
@@ -90,9 +104,18 @@ class Form(NamedTuple):
         _Pickler(written).dump(self)
         return written.getvalue()
 
-    def resembles(self, other: "Form") -> bool:
-        """Whether the two are alike, all that is no tensor included."""
-        return self.specs == other.specs and same_structure(self.structure, other.structure)
+    def describes(self, payload: Payload, device: Device) -> bool:
+        """Whether a payload looks so, all that is no tensor included; starts may differ."""
+        tensors, structure = payload if isinstance(payload, Boundary) else (payload, None)
+        if len(self.specs) != len(tensors) or not same_structure(self.structure, structure):
+            return False
+        for spec, tensor in zip(self.specs, tensors, strict=True):
+            if spec is None or tensor is None:
+                if (spec is None) != (tensor is None):
+                    return False
+            elif not spec.describes(tensor, device):
+                return False
+        return True
 
     def filled(self, tensors: Gradients) -> Payload:
         """The payload with these tensors."""
@@ -115,7 +138,7 @@ class Landing:
 
     Attributes:
         spec: How it looks.
-        line: Where its bytes are to be put, as `packed` has laid them out.
+        line: Where its numbers are to be put, as `packed` has laid them out.
     """
 
     def __init__(self, spec: Spec, start: int, device: torch.device) -> None:
@@ -123,7 +146,7 @@ class Landing:
         self._loose: Tensor | None = None
         if start == 0 and _is_plain(spec.shape, spec.strides):
             self._tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-            self.line = self._tensor.detach().view(torch.uint8)
+            self.line = _as_carried(self._tensor)
             return
         self._tensor = memory_like(spec.shape, spec.strides, start, spec.dtype, device)
         if _is_dense(spec.shape, spec.strides):
@@ -142,10 +165,23 @@ class Landing:
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor as bytes in one line: its own memory, where they lie so."""
+    """The numbers of a tensor in one line: its own memory, where they lie so."""
     if _is_plain(tensor.shape, tensor.stride()) and not (tensor.is_conj() or tensor.is_neg()):
-        return tensor.detach().view(torch.uint8)
+        return _as_carried(tensor.detach() if tensor.requires_grad else tensor)
     return _packed_apart(tensor)
+
+
+def _as_carried(tensor: Tensor) -> Tensor:
+    # Views take time, and most need none.
+    return tensor if tensor.dtype in _CARRIED else tensor.view(torch.uint8)
+
+
+def _is_plain_tensor(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def _is_on_host(tensor: Tensor, device: Device) -> bool:
+    return not device.has(tensor) and tensor.device == HOST
 
 
 @torch.no_grad()
