@@ -45,11 +45,18 @@ def ring_all_reduce(
         return
     with torch.no_grad():
         target = tensor.detach()
-        laid_out = target.resolve_conj().resolve_neg().contiguous()  # itself where it is that
+        laid_out = _laid_out(target)
         numbers = torch.view_as_real(laid_out) if laid_out.is_complex() else laid_out
         reduce_in_ring(numbers.view(-1), ring)
         if laid_out is not target:
             target.copy_(laid_out)
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """The same numbers in one line of memory; itself where they lie so."""
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def _require_dense(tensor: object) -> None:
@@ -90,9 +97,9 @@ def _require_group(group: object) -> dist.ProcessGroup:
 
 
 def _ring(group: dist.ProcessGroup, order: Sequence[int] | None) -> Ring:
-    num_ranks = dist.get_world_size(group)
+    num_ranks, rank = group.size(), group.rank()
     if order is None:
-        order = range(num_ranks)
+        return Ring(group, range(num_ranks), rank)
     if not isinstance(order, Sequence):
         raise TypeError(
             f"`order` is {order!r}, of type {type(order).__name__}. Pass a list of ranks."
@@ -102,4 +109,4 @@ def _ring(group: dist.ProcessGroup, order: Sequence[int] | None) -> Ring:
             f"`order` is {order!r}, in a group of {num_ranks}. Pass every rank of the group from 0 "
             f"to {num_ranks - 1} once."
         )
-    return Ring(group, order, order.index(dist.get_rank(group)))
+    return Ring(group, order, order.index(rank))

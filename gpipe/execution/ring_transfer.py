@@ -65,6 +65,10 @@ class _Flight(NamedTuple):
     """None where nothing leaves, or where the arrival stands for both."""
 
 
+_Posted = tuple[dist.Work | None, dist.Work | None]
+"""Arrival and departure of a flight."""
+
+
 def reduce_in_ring(values: Tensor, ring: Ring) -> None:
     """Sum one-dimensional, contiguous tensors over a ring of at least two, in place.
 
@@ -96,7 +100,7 @@ def reduce_in_ring(values: Tensor, ring: Ring) -> None:
 def _messages(values: Tensor, ring: Ring, num_pieces: int) -> Iterator[_Message]:
     """All of them in order; each chunk is cut into so many pieces."""
     num_devices = len(ring.order)
-    pieces = [chunk.tensor_split(num_pieces) for chunk in values.tensor_split(num_devices)]
+    pieces = [_cut(chunk, num_pieces) for chunk in _cut(values, num_devices)]
     for phase in scatter_reduce, all_gather:
         for step in range(num_devices - 1):
             sent, received = phase(ring.place, step, num_devices)
@@ -104,22 +108,44 @@ def _messages(values: Tensor, ring: Ring, num_pieces: int) -> Iterator[_Message]
                 yield _Message(*pair, is_added=phase is scatter_reduce)
 
 
+def _cut(values: Tensor, num_parts: int) -> Sequence[Tensor]:
+    return values.tensor_split(num_parts) if num_parts > 1 else (values,)
+
+
 def _start(message: _Message, buffer: Tensor, ring: Ring) -> _Flight:
-    """Post send and receive together, since either may block until its peer has posted."""
-    sent, received, is_added = message
-    landing = buffer[: received.numel()] if is_added else received
-    # The send comes first: of two ranks on gloo, the one that writes would else hold a lock that
-    # its own reader spins on.
+    landing = buffer[: message.received.numel()] if message.is_added else message.received
+    post = _post_each if _posts_at_once(landing) else _post_pair
+    return _Flight(message, landing, *post(message.sent, landing, ring))
+
+
+def _posts_at_once(tensor: Tensor) -> bool:
+    """Whether posting never waits for the peer, as on every backend of the host."""
+    return tensor.is_cpu
+
+
+# Both sides know which chunks are empty, and do without their messages. The send comes first: of
+# two ranks on gloo, the one that writes would else hold a lock that its own reader spins on.
+
+
+def _post_each(sent: Tensor, landing: Tensor, ring: Ring) -> _Posted:
+    """A tenth of a millisecond less than the pair takes: for small sums that is much."""
+    departure = ring.group.send([sent], ring.right, _TAG) if sent.numel() else None
+    arrival = ring.group.recv([landing], ring.left, _TAG) if landing.numel() else None
+    return arrival, departure
+
+
+def _post_pair(sent: Tensor, landing: Tensor, ring: Ring) -> _Posted:
+    """Together, since either may block until its peer has posted."""
     posts = [(dist.isend, sent, ring.right), (dist.irecv, landing, ring.left)]
     operations = [
         dist.P2POp(operation, tensor, group=ring.group, tag=_TAG, group_peer=peer)
         for operation, tensor, peer in posts
-        if tensor.numel()  # both sides know which chunks are empty
+        if tensor.numel()
     ]
     works = dist.batch_isend_irecv(operations) if operations else []
-    arrival = works[-1] if received.numel() else None
+    arrival = works[-1] if landing.numel() else None
     first = works[0] if works else None  # a backend may give one work for both
-    return _Flight(message, landing, arrival, departure=None if first is arrival else first)
+    return arrival, None if first is arrival else first
 
 
 def _land(flight: _Flight) -> None:

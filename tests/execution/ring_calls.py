@@ -93,7 +93,8 @@ def in_pieces_that_block(rank: int, groups: Groups) -> dict:
             work.wait()
         return [Done()]
 
-    with patch.object(dist, "batch_isend_irecv", start_and_wait):
+    blocking = patch.object(ring_transfer, "_posts_at_once", lambda _: False)
+    with blocking, patch.object(dist, "batch_isend_irecv", start_and_wait):
         return in_pieces(rank, groups)
 
 
@@ -106,16 +107,19 @@ class Traffic(NamedTuple):
 
 @contextmanager
 def counting() -> Iterator[Traffic]:
-    start, traffic = dist.batch_isend_irecv, Traffic({}, {})
+    post, traffic = ring_transfer._post_each, Traffic({}, {})
 
-    def start_and_count(operations: list) -> list:
-        for each in operations:
-            assert each.tensor.numel(), "an empty message"
-            by_peer = traffic.sent if each.op is dist.isend else traffic.received
-            by_peer[each.group_peer] = by_peer.get(each.group_peer, 0) + each.tensor.nbytes
-        return start(operations)
+    def post_and_count(sent: Tensor, landing: Tensor, ring: Any) -> tuple:
+        for by_peer, peer, tensor in (
+            (traffic.sent, ring.right, sent),
+            (traffic.received, ring.left, landing),
+        ):
+            by_peer[peer] = by_peer.get(peer, 0) + tensor.nbytes
+        arrival, departure = post(sent, landing, ring)
+        assert (departure is None, arrival is None) == (not sent.numel(), not landing.numel())
+        return arrival, departure
 
-    with patch.object(dist, "batch_isend_irecv", start_and_count):
+    with patch.object(ring_transfer, "_post_each", post_and_count):
         yield traffic
 
 
