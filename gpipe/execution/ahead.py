@@ -20,11 +20,11 @@ Post = Callable[[int], None]
 
 
 class Ahead:
-    """Posts the receives of one kind in the order of a row, each when the one before has landed.
+    """Posts the receives of one kind in the order of a row, one ahead of those whose turn it was.
 
     A receive that is posted at its own turn only is late: what it asks for may lie ready at the
-    other end, and is sent once the asking has arrived there. Never is more than one outstanding, or
-    what has had its turn.
+    other end, and is sent once the asking has arrived there. So the next one is posted whenever
+    another has landed: between two neighbours then one is outstanding at a time.
 
     Args:
         row: That of the worker which receives.
@@ -35,7 +35,7 @@ class Ahead:
         self._in_order = _receives(row, kind)
         self._posts: dict[_Way, Post] = {}
         self._left: deque[tuple[_Way, int]] | None = None
-        self._num_outstanding = 0
+        self._early: tuple[_Way, int] | None = None
 
     def join(self, stage: int, peer: int, post: Post) -> Post:
         """What is to be called at the turn of a receive of this stage, instead of `post`."""
@@ -44,20 +44,21 @@ class Ahead:
 
     def landed(self) -> None:
         """One of them has been waited for."""
-        self._num_outstanding -= 1
-        if self._left and not self._num_outstanding:
-            self._post_next(self._left)
+        if self._left and self._early is None:
+            self._early = self._post_next(self._left)
 
     def _turn(self, way: _Way, microbatch: int) -> None:
         if self._left is None:  # all have joined
             self._left = deque(each for each in self._in_order if each[0] in self._posts)
-        if self._left and self._left[0] == (way, microbatch):
+        if self._early == (way, microbatch):
+            self._early = None
+        elif self._left and self._left[0] == (way, microbatch):
             self._post_next(self._left)
 
-    def _post_next(self, left: deque[tuple[_Way, int]]) -> None:
+    def _post_next(self, left: deque[tuple[_Way, int]]) -> tuple[_Way, int]:
         way, microbatch = left.popleft()
-        self._num_outstanding += 1
         self._posts[way](microbatch)
+        return way, microbatch
 
 
 @lru_cache(maxsize=256)  # the rows of a model are the same in every mini-batch

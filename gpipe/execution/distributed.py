@@ -121,7 +121,7 @@ class DistributedEngine(Engine):
         self.pipe.close()
 
     def agree(self, batch: Batch | None, size: Size) -> Size:
-        """The size of the next mini-batch; the first worker tells, the others listen.
+        """The size of the next mini-batch, as the first worker knows it; all workers ask.
 
         Args:
             batch: The input; None where the first stage is not here.

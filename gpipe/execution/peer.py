@@ -28,7 +28,7 @@ class Posted:
 
     Args:
         work: What the backend has given.
-        line: The bytes.
+        line: What is sent or received.
         worker: The other end.
     """
 
@@ -65,11 +65,11 @@ class Peer:
         self._control = control
 
     def send(self, line: Tensor, tag: int, *, on_host: bool = False) -> Posted:
-        """Start to send bytes that lie in one line."""
+        """Start to send what lies in one stretch of memory."""
         return self._posted(self._through(on_host).send, line, tag)
 
     def receive(self, line: Tensor, tag: int, *, on_host: bool = False) -> Posted:
-        """Start to receive bytes into a line."""
+        """Start to receive into such a stretch."""
         return self._posted(self._through(on_host).recv, line, tag)
 
     def send_bytes(self, data: bytes, tag: int) -> list[Posted]:

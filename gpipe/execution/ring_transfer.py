@@ -119,7 +119,7 @@ def _start(message: _Message, buffer: Tensor, ring: Ring) -> _Flight:
 
 
 def _posts_at_once(tensor: Tensor) -> bool:
-    """Whether posting never waits for the peer, as on every backend of the host."""
+    """Whether posting never waits for the peer, as on gloo."""
     return tensor.is_cpu
 
 

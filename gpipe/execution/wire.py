@@ -49,7 +49,7 @@ class Wire(NamedTuple):
         waiting: Around each wait, called with what is waited for.
         sent: What is on its way from here, by micro-batch.
         together: Which receives are posted at that of a micro-batch, if not just its own.
-        landed: Called when what came along the first line has been waited for.
+        landed: Called when all that came of a micro-batch has been waited for.
     """
 
     name: str
@@ -103,28 +103,35 @@ class Wire(NamedTuple):
             answers: The wire that has sent what this is the answer to.
         """
         for each in self.together.get(microbatch, (microbatch,)):
+            landed = self.landed and _after_calls(len(self.lines), self.landed)
             for line, mailbox in self.lines:
-                mailbox.put(each, self._awaited(line, each, answers))
+                mailbox.put(each, self._awaited(line, each, answers, landed))
 
     def _send(self, line: int, microbatch: int, payload: Payload) -> list[Posted]:
         tag = self._tag(line, microbatch)
         form = self.forms.get((line, microbatch))
         posted: list[Posted] = []
         if form is None:
-            form = self.forms[line, microbatch] = Form.of(payload, self.device)
-            posted += self._send_form(form, tag + 1)
+            form, posted = self._send_form(payload, tag + 1)
+            self._keep(form, line, microbatch)
         elif not form.describes(payload, self.device):
             raise self._changed(microbatch, form, Form.of(payload, self.device))
         return [*posted, *parcel.send_tensors(form, payload, self.peer, tag)]
 
-    def _awaited(self, line: int, microbatch: int, answers: "Wire | None") -> Callable[[], Payload]:
+    def _awaited(
+        self,
+        line: int,
+        microbatch: int,
+        answers: "Wire | None",
+        landed: Callable[[], None] | None,
+    ) -> Callable[[], Payload]:
         tag = self._tag(line, microbatch)
         form = self.forms.get((line, microbatch))
         if form is None:
             with self.waiting(f"{self.name}.{microbatch}"):
-                form = self.forms[line, microbatch] = parcel.receive_form(self.peer, tag + 1)
+                form = parcel.receive_form(self.peer, tag + 1)
+            self._keep(form, line, microbatch)
         bound = parcel.Bound(form, self.peer, self.device, tag)
-        landed = self.landed if line == self.lines[0][0] else None
         return partial(self._wait, microbatch, bound, answers, landed)
 
     def _wait(
@@ -146,9 +153,14 @@ class Wire(NamedTuple):
         # gloo takes messages by tag; the odd ones are for forms.
         return 2 * (line * self.num_microbatches + microbatch)
 
-    def _send_form(self, form: Form, tag: int) -> list[Posted]:
+    def _keep(self, form: Form, line: int, microbatch: int) -> None:
+        if form.is_lasting:
+            self.forms[line, microbatch] = form
+
+    def _send_form(self, payload: Payload, tag: int) -> tuple[Form, list[Posted]]:
         try:
-            return parcel.send_form(form, self.peer, tag)
+            form = Form.of(payload, self.device).marked(payload, self.device)
+            return form, parcel.send_form(form, self.peer, tag)
         except (TypeError, AttributeError, PicklingError) as error:
             error.add_note(
                 f"gpipe: {self.name} goes to another process, so all in it that is no tensor must "
@@ -162,6 +174,21 @@ class Wire(NamedTuple):
             f"whose input looked the same, and is {_told(form)} now. Where that is meant, make "
             "the GPipe with dynamic_shapes=True."
         )
+
+
+def _after_calls(num_calls: int, function: Callable[[], None]) -> Callable[[], None]:
+    """What calls the function when it is called for the last of so many times."""
+    if num_calls == 1:
+        return function
+    left = num_calls
+
+    def called() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            function()
+
+    return called
 
 
 def _told(form: Form) -> str:

@@ -23,8 +23,10 @@ from gpipe.stage.device import HOST, Device
 
 __all__ = ["Form", "Landing", "Spec", "packed"]
 
-# Every backend carries them as they are; the rest goes as bytes.
+# NCCL and gloo carry them as they are; the rest goes as bytes.
 _CARRIED = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32}
+
+_MOST_LASTING_BYTES = 2**14  # of a form; many are kept, and what is no tensor may be large
 
 
 class Spec(NamedTuple):
@@ -76,12 +78,14 @@ class Form(NamedTuple):
         specs: One for each tensor; None where there is no gradient.
         starts: How far behind an allocator's alignment each tensor starts, in elements.
         is_boundary: Or gradients.
+        is_lasting: Whether the next one on this way may be compared with it, or is told anew.
     """
 
     structure: Any
     specs: tuple[Spec | None, ...]
     starts: tuple[int, ...]
     is_boundary: bool
+    is_lasting: bool = False
 
     @classmethod
     def of(cls, payload: Payload, device: Device) -> "Form":
@@ -103,6 +107,12 @@ class Form(NamedTuple):
         written = io.BytesIO()
         _Pickler(written).dump(self)
         return written.getvalue()
+
+    def marked(self, payload: Payload, device: Device) -> "Form":
+        """The same, knowing whether it lasts; only its sender can tell."""
+        # What is no tensor may not even be equal to itself, such as a NaN.
+        is_small = len(self.to_bytes()) <= _MOST_LASTING_BYTES
+        return self._replace(is_lasting=is_small and self.describes(payload, device))
 
     def describes(self, payload: Payload, device: Device) -> bool:
         """Whether a payload looks so, all that is no tensor included; starts may differ."""
@@ -146,10 +156,11 @@ class Landing:
         self._loose: Tensor | None = None
         if start == 0 and _is_plain(spec.shape, spec.strides):
             self._tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+        else:
+            self._tensor = memory_like(spec.shape, spec.strides, start, spec.dtype, device)
+        if _is_plain(spec.shape, spec.strides):
             self.line = _as_carried(self._tensor)
-            return
-        self._tensor = memory_like(spec.shape, spec.strides, start, spec.dtype, device)
-        if _is_dense(spec.shape, spec.strides):
+        elif _is_dense(spec.shape, spec.strides):
             self.line = _in_line(self._tensor).view(torch.uint8)
         else:
             shape = _distinct(spec.shape, spec.strides)
@@ -188,6 +199,8 @@ def _is_on_host(tensor: Tensor, device: Device) -> bool:
 def _packed_apart(tensor: Tensor) -> Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     shape, strides = tuple(plain.shape), plain.stride()
+    if _is_plain(shape, strides):
+        return _as_carried(plain)
     if not _is_dense(shape, strides):
         # What is one in memory is sent once.
         plain = plain.as_strided(_distinct(shape, strides), strides).contiguous()

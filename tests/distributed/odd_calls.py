@@ -17,10 +17,12 @@ __all__ = [
     "Beside",
     "beside_the_loss",
     "kept_alive",
+    "made_in_inference_mode",
     "made_unlike",
     "on_a_dimension_without_use",
     "rows_of",
     "three_layers",
+    "told_beside",
     "under_another_default_device",
     "with_wrapped_layers",
     "without_a_target",
@@ -140,3 +142,40 @@ def kept_alive(_: int) -> bool:
     dist.barrier()
     model.close()
     return is_there
+
+
+def made_in_inference_mode(_: int) -> list[float]:
+    """And used there first, then outside."""
+    module, mesh = three_layers(), mesh_of(pipe=4)
+    with torch.inference_mode():
+        model = GPipe(module, 4, 2, mesh=mesh)
+        inside = model.step(rows_of(), rows_of(1), nn.MSELoss()).loss.item()
+    outside = [model.step(rows_of(), rows_of(1), nn.MSELoss()).loss.item() for _ in range(2)]
+    model.close()
+    return [inside, *outside]
+
+
+class Telling(nn.Module):
+    """Passes on what is no tensor beside its input."""
+
+    def __init__(self, beside: Any) -> None:
+        super().__init__()
+        self.beside = beside
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        return x, self.beside
+
+
+class Heeding(nn.Module):
+    def forward(self, both: tuple[Tensor, Any]) -> Tensor:
+        x, beside = both
+        return x * len(repr(beside))
+
+
+def told_beside(_: int, beside: Any) -> tuple[list[float], int]:
+    """Three losses, and how many ways of looking are kept."""
+    module = nn.Sequential(Telling(beside), Heeding(), *three_layers()[:3:2]).double()
+    with on_mesh(module, [1, 1, 1, 1], 2, mesh=mesh_of(pipe=4)) as model:
+        losses = [model.step(rows_of(), rows_of(1), nn.MSELoss()).loss.item() for _ in range(3)]
+        kept = model._engine._words._forms.values()
+        return losses, sum(len(forms) for forms in kept)

@@ -75,3 +75,23 @@ def test_parallelize_may_put_another_layer_in_the_place_of_one(team):
 
 def test_a_shared_parameter_lives_only_where_it_is_used(team):
     assert team.call(odd_calls.kept_alive) == [True, False, False, True]
+
+
+def test_a_model_made_in_inference_mode_can_be_used_outside(team):
+    # The memory in which workers hear each other was made there, and written into outside.
+    (first, *others), *every = team.call(odd_calls.made_in_inference_mode)
+    assert others == [first, first]
+    assert every == [[first] * 3] * 3
+
+
+@pytest.mark.parametrize(
+    ("beside", "num_kept"),
+    [("short", 2), ("long " * 10_000, 0), (float("nan"), 0)],
+    ids=["short", "long", "unlike itself"],
+)
+def test_what_is_long_or_cannot_be_compared_is_told_anew_each_time(team, beside, num_kept):
+    # It was kept 128 times, and a NaN was another one in the next mini-batch.
+    every = team.call(odd_calls.told_beside, beside)
+    assert len({loss for losses, _ in every for loss in losses}) == 1
+    # Of two micro-batches the other ways keep theirs: a gradient, and two to the next stage.
+    assert [kept for _, kept in every[:2]] == [2 + num_kept, 6 + num_kept]

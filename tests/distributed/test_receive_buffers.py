@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gpipe.execution import parcel
 from tests.distributed.laws import Way, piped
 from tests.distributed.team import Team
+from tests.laws.parts import Leave, Meet
 
 pytestmark = pytest.mark.distributed
 
@@ -58,6 +59,17 @@ NUM_WORKERS, NUM_MICROBATCHES = 4, 32
 def buffers(rank: int, checkpoint: str) -> tuple[dict[bool, int], int]:
     way = Way("1f1b", NUM_WORKERS, NUM_WORKERS, checkpoint)
     module = nn.Sequential(*(nn.Linear(6, 6) for _ in range(NUM_WORKERS)))
+    return seen_in(module, way, rank)
+
+
+def with_a_skip(rank: int) -> tuple[dict[bool, int], int]:
+    """A wide one beside the boundary from the first stage to the second."""
+    layers = [nn.Linear(6, 6) for _ in range(NUM_WORKERS - 2)]
+    module = nn.Sequential(Leave(), Meet(), *layers)
+    return seen_in(module, Way("1f1b", NUM_WORKERS, NUM_WORKERS, "never"), rank)
+
+
+def seen_in(module: nn.Sequential, way: Way, rank: int) -> tuple[dict[bool, int], int]:
     with piped(module, way, chunks=NUM_MICROBATCHES) as model:
         x, is_last = torch.ones(64, 6), rank == NUM_WORKERS - 1
         step = partial(model.step, x if rank == 0 else None, x if is_last else None, nn.MSELoss())
@@ -68,6 +80,17 @@ def buffers(rank: int, checkpoint: str) -> tuple[dict[bool, int], int]:
             watched(seen, monkeypatch)
             step()
         return dict(seen.peak_ahead), seen.peak_held
+
+
+def test_nothing_is_posted_while_the_skip_beside_a_boundary_comes_in():
+    team = Team(NUM_WORKERS)
+    try:
+        for worker, (ahead, _) in enumerate(team.call(with_a_skip)):
+            # Two payloads of one micro-batch, never those of two.
+            allowed = {True: 2 if worker == 1 else 1, False: 2 if worker == 0 else 1}
+            assert all(number <= allowed[kind] for kind, number in ahead.items()), (worker, ahead)
+    finally:
+        team.close()
 
 
 def test_receive_buffers_are_what_the_schedule_holds_and_one_more():
