@@ -103,9 +103,9 @@ class Wire(NamedTuple):
             answers: The wire that has sent what this is the answer to.
         """
         for each in self.together.get(microbatch, (microbatch,)):
-            landed = self.landed and _after_calls(len(self.lines), self.landed)
+            landed = _after_calls(len(self.lines), partial(self._landed, each, answers))
             for line, mailbox in self.lines:
-                mailbox.put(each, self._awaited(line, each, answers, landed))
+                mailbox.put(each, self._awaited(line, each, landed))
 
     def _send(self, line: int, microbatch: int, payload: Payload) -> list[Posted]:
         tag = self._tag(line, microbatch)
@@ -119,11 +119,7 @@ class Wire(NamedTuple):
         return [*posted, *parcel.send_tensors(form, payload, self.peer, tag)]
 
     def _awaited(
-        self,
-        line: int,
-        microbatch: int,
-        answers: "Wire | None",
-        landed: Callable[[], None] | None,
+        self, line: int, microbatch: int, landed: Callable[[], None]
     ) -> Callable[[], Payload]:
         tag = self._tag(line, microbatch)
         form = self.forms.get((line, microbatch))
@@ -132,22 +128,19 @@ class Wire(NamedTuple):
                 form = parcel.receive_form(self.peer, tag + 1)
             self._keep(form, line, microbatch)
         bound = parcel.Bound(form, self.peer, self.device, tag)
-        return partial(self._wait, microbatch, bound, answers, landed)
+        return partial(self._wait, microbatch, bound, landed)
 
-    def _wait(
-        self,
-        microbatch: int,
-        bound: parcel.Bound,
-        answers: "Wire | None",
-        landed: Callable[[], None] | None,
-    ) -> Payload:
+    def _wait(self, microbatch: int, bound: parcel.Bound, landed: Callable[[], None]) -> Payload:
         with self.waiting(f"{self.name}.{microbatch}"):
             payload = bound.wait()
-        if landed is not None:
-            landed()
+        landed()
+        return payload
+
+    def _landed(self, microbatch: int, answers: "Wire | None") -> None:
+        if self.landed is not None:
+            self.landed()
         if answers is not None:
             answers.release(microbatch)
-        return payload
 
     def _tag(self, line: int, microbatch: int) -> int:
         # gloo takes messages by tag; the odd ones are for forms.
