@@ -7,17 +7,17 @@ import torch
 
 from gpipe.execution.exchange import Exchange
 from gpipe.execution.pipe import Pipe
-from tests.distributed.team import Team, mesh
+from tests.distributed.four_ranks import four_ranks, mesh_of
 
 pytestmark = pytest.mark.distributed
 
-NUM_WORKERS = 3
+NUM_WORKERS = 4
 WHOLE = (0, -1, 2**63 - 1, -(2**63))
 FLOATS = (pi, nan, inf, -inf, 5e-324, -0.0)
 
 
 def heard(worker: int) -> list[list[list[str]]]:
-    pipe = Pipe(mesh())
+    pipe = Pipe(mesh_of(pipe=NUM_WORKERS))
     try:
         exchange = Exchange(pipe)
         # Nobody waits for anybody else between two rounds: whoever is ahead tells the next one.
@@ -36,14 +36,10 @@ def told(worker: int, number: int) -> tuple[list[float], torch.dtype]:
     return [*WHOLE, number, worker], torch.int64
 
 
-def test_all_hear_the_same_to_the_last_bit_in_every_round():
-    team = Team(NUM_WORKERS)
-    try:
-        expected = [
-            [[repr(each) for each in told(worker, number)[0]] for worker in range(NUM_WORKERS)]
-            for number in range(100)
-        ]
-        for found in team.call(heard):
-            assert found == expected
-    finally:
-        team.close()
+def test_all_hear_the_same_to_the_last_bit_in_every_round(request):
+    expected = [
+        [[repr(each) for each in told(worker, number)[0]] for worker in range(NUM_WORKERS)]
+        for number in range(100)
+    ]
+    for found in four_ranks(request).call(heard):
+        assert found == expected

@@ -9,8 +9,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gpipe.execution import parcel
+from tests.distributed.four_ranks import four_ranks
 from tests.distributed.laws import Way, piped
-from tests.distributed.team import Team
 from tests.laws.parts import Leave, Meet
 
 pytestmark = pytest.mark.distributed
@@ -82,23 +82,15 @@ def seen_in(module: nn.Sequential, way: Way, rank: int) -> tuple[dict[bool, int]
         return dict(seen.peak_ahead), seen.peak_held
 
 
-def test_nothing_is_posted_while_the_skip_beside_a_boundary_comes_in():
-    team = Team(NUM_WORKERS)
-    try:
-        for worker, (ahead, _) in enumerate(team.call(with_a_skip)):
-            # Two payloads of one micro-batch, never those of two.
-            allowed = {True: 2 if worker == 1 else 1, False: 2 if worker == 0 else 1}
-            assert all(number <= allowed[kind] for kind, number in ahead.items()), (worker, ahead)
-    finally:
-        team.close()
+def test_nothing_is_posted_while_the_skip_beside_a_boundary_comes_in(request):
+    for worker, (ahead, _) in enumerate(four_ranks(request).call(with_a_skip)):
+        # Two payloads of one micro-batch, never those of two.
+        allowed = {True: 2 if worker == 1 else 1, False: 2 if worker == 0 else 1}
+        assert all(number <= allowed[kind] for kind, number in ahead.items()), (worker, ahead)
 
 
-def test_receive_buffers_are_what_the_schedule_holds_and_one_more():
-    team = Team(NUM_WORKERS)
-    try:
-        for checkpoint in ("never", "always"):
-            for worker, (ahead, held) in enumerate(team.call(buffers, checkpoint)):
-                assert all(number <= 1 for number in ahead.values()), (worker, ahead)
-                assert held <= (NUM_WORKERS - worker + 1 if worker else 0), (worker, held)
-    finally:
-        team.close()
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_receive_buffers_are_what_the_schedule_holds_and_one_more(request, checkpoint):
+    for worker, (ahead, held) in enumerate(four_ranks(request).call(buffers, checkpoint)):
+        assert all(number <= 1 for number in ahead.values()), (worker, ahead)
+        assert held <= (NUM_WORKERS - worker + 1 if worker else 0), (worker, held)
