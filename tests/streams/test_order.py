@@ -1,6 +1,7 @@
 """Whatever users do: streams are ordered where they must be, and nowhere else."""
 
 from collections.abc import Iterator
+from time import perf_counter
 
 import pytest
 
@@ -10,8 +11,13 @@ from tests.streams.scenarios import SCENARIOS, run
 
 @pytest.fixture(scope="module")
 def worlds() -> dict[str, World]:
-    """Each scenario, with everything in place."""
-    return {name: run(name) for name in SCENARIOS}
+    """Each scenario, with everything in place; first the quickest, which find most calls."""
+    found, lasted_s = {}, {}
+    for name in SCENARIOS:
+        start_s = perf_counter()
+        found[name] = run(name)
+        lasted_s[name] = perf_counter() - start_s
+    return {name: found[name] for name in sorted(found, key=lasted_s.__getitem__)}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
