@@ -30,6 +30,10 @@ class Mailbox:
         """Leave a payload; never waits."""
         self._put((microbatch, payload))
 
+    def fill(self, payloads: Sequence[Any]) -> None:
+        """Leave one for each micro-batch, before anybody takes any."""
+        self._early.update(enumerate(payloads))
+
     def take(self, microbatch: int) -> Any:
         """Wait for the payload of this micro-batch.
 

@@ -1,6 +1,6 @@
 """Drives one worker's part of each mini-batch, beside the processes of the others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -13,22 +13,27 @@ from torch import distributed as dist
 from torch.nn import Parameter
 
 from gpipe.execution import parcel
+from gpipe.execution.channel import Channel
+from gpipe.execution.closing import Closing
 from gpipe.execution.company import Company
 from gpipe.execution.engine import Engine
-from gpipe.execution.exchange import Exchange
-from gpipe.execution.facts import Size, Totals
+from gpipe.execution.exchange import FLOATS, WHOLE, Exchange
+from gpipe.execution.facts import Ended, Size, Totals
 from gpipe.execution.harvest import Harvest
+from gpipe.execution.interpreter import Steps
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import Site
+from gpipe.execution.peer import wait_for
 from gpipe.execution.pipe import Pipe, gathered
 from gpipe.execution.recorder import Recorder
 from gpipe.execution.relay import Tie
 from gpipe.execution.replica_parts import Part, frozen_sum, require_alike
 from gpipe.execution.replicas import Replicas
-from gpipe.execution.settlement import settle_totals
-from gpipe.execution.skip_channel import Route
+from gpipe.execution.settlement import Settlement
+from gpipe.execution.skip_channel import Route, SkipChannel
 from gpipe.execution.total_norm import Counted, total_norm
 from gpipe.execution.waiter import Waiter
+from gpipe.execution.wire import Forms
 from gpipe.execution.wiring import Wiring
 from gpipe.execution.word import Word, Words
 from gpipe.schedule import Schedule
@@ -46,6 +51,7 @@ from gpipe.timeline import Event, Timeline
 
 __all__ = ["DistributedEngine", "PipeEnds"]
 
+_END = "the end of the mini-batch on other ranks"
 _TAG = 2**30 - 2  # above those of wires, below those of ties
 
 
@@ -99,11 +105,15 @@ class DistributedEngine(Engine):
         company.join(self._waiter)
         if shares_moments and pipe.num_replicas > 1:
             self._share = self._moments_of_replicas
-        self._exchange = Exchange(pipe)
+        # The first worker begins while its word goes round, so it must not be the host of that; at
+        # the end it is the last that is done, mostly.
+        far = ends.last if ends.last != ends.first else (ends.first + 1) % pipe.num_workers
+        self._first_words = Exchange(pipe, far, WHOLE)
+        self._last_words = Exchange(pipe, ends.first, FLOATS, 1)
         self._words = Words(dynamic_shapes)
         self._word: Word | None = None
-        self._taken: dict[Parameter, Tensor] = {}
-        self._settled = Totals()
+        self._hears_later = False
+        self._closing: Closing | None = None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -129,15 +139,27 @@ class DistributedEngine(Engine):
         """
         look, key = (0, 0) if batch is None else (self._words.look_of(batch), key_ahead())
         state = hash(tuple([stage.state_hash() for stage in self.stages]))
-
-        def exchange() -> None:
-            total_rows = self._total_rows(size)
-            mine = Word(look, *size._replace(total_rows=total_rows), key, (state,))
-            self._word = Word.exchanged(mine, self._ends.first, self._exchange)
-
-        self._waiter.run(exchange, "the next mini-batch")
-        assert self._word is not None
+        self._word = Word(look, *size, key, (state,))
+        # The first worker knows its size, and begins while its word is on its way.
+        knows_size = batch is not None and self.pipe.replicas_control is None
+        self._hears_later = knows_size and self.pipe.num_workers > 1
+        if self._hears_later:
+            self._word.tell(self._first_words)
+        else:
+            self._waiter.run(partial(self._introduce, self._word), "the next mini-batch")
         return self._word.size
+
+    def _introduce(self, mine: Word) -> None:
+        mine._replace(total_rows=self._total_rows(mine.size)).tell(self._first_words)
+        self._word = Word.heard(self._ends.first, self._first_words)
+
+    def _known_forms(self) -> Forms:
+        """How payloads look; waits for the word of the others where that has not come."""
+        if self._hears_later:
+            with self._waiter.waiting("the next mini-batch"):
+                self._word = Word.heard(self._ends.first, self._first_words)
+        assert self._word is not None
+        return self._words.forms(self._word)
 
     def broadcast(self, output: Boundary | None) -> Boundary:
         """The output of the last stage, on all workers."""
@@ -151,8 +173,7 @@ class DistributedEngine(Engine):
                 return
             others = [each for each in range(self.pipe.num_workers) if each != source]
             sent = [parcel.send(given, self.pipe.peer(each), device, _TAG) for each in others]
-            for posted in chain.from_iterable(sent):
-                posted.wait()
+            wait_for(chain.from_iterable(sent))
 
         self._waiter.run(share, "the output")
         assert given is not None
@@ -217,26 +238,22 @@ class DistributedEngine(Engine):
         head: LossHead | None,
         aliases: Sequence[Aliases],
     ) -> Site:
-        assert self._word is not None
         wiring = Wiring(
             self.pipe,
             self.stages[0].runs_on,
             schedule,
-            self._words.forms(self._word),
             self._waiter.waiting,
             has_backward=context.keeps_graph,
         )
         harvest = self._harvest(aliases) if context.keeps_graph else None
+        settlement = Settlement(self.pipe, self._last_words, head, self.stages[-1].device)
+        self._closing = Closing(wiring, settlement, context.randomness, harvest)
 
-        def tail() -> None:
-            with self._waiter.waiting("the end of the mini-batch on other ranks"):
-                if harvest is not None:
-                    self._taken = harvest.finish()
-                self._settle(context, head)
-                wiring.finish()
+        def transfers(channel: Channel, skips: SkipChannel) -> Steps:
+            return wiring.transfers(channel, skips, self._known_forms())
 
         drained = None if harvest is None else harvest.take_from
-        return Site((self.pipe.worker,), wiring.between, wiring.transfers, drained, tail)
+        return Site((self.pipe.worker,), wiring.between, transfers, drained)
 
     def _harvest(self, aliases: Sequence[Aliases]) -> Harvest:
         of_loss = aliases[len(self._aliases) :]
@@ -251,23 +268,27 @@ class DistributedEngine(Engine):
         self._waiter.run(gather, "the statistics of other replicas")
         return [[each.to(device) for each in row] for row in every]
 
-    def _settle(self, context: MiniBatchContext, head: LossHead | None) -> None:
-        randomness = context.randomness
-        device = self.stages[-1].device
-        self._settled, drew = settle_totals(
-            self.pipe,
-            self._exchange,
-            head,
-            device,
-            drew=randomness.drawn,
-            has_gradients=bool(self._taken),
-        )
-        randomness.drawn = drew
+    def _driven(self, drive: Callable[[], Ended]) -> Ended:
+        device = self.stages[0].runs_on
+        stream = device.current_stream()
 
-    def _totals(self, _: LossHead | None) -> Totals:
-        totals, self._settled = self._settled, Totals()
-        return totals
+        def in_worker() -> Ended:
+            try:
+                with device.on(stream):
+                    return drive()
+            finally:
+                self._closing = None
+
+        return self._waiter.call(in_worker)
 
     def _take(self, _: Sequence[Aliases], __: Retain) -> dict[Parameter, Tensor]:
-        taken, self._taken = self._taken, {}
-        return taken
+        assert self._closing is not None
+        with self._waiter.waiting(_END):
+            return self._closing.take()
+
+    def _totals(self, context: MiniBatchContext, head: LossHead | None) -> Totals:
+        assert self._closing is not None
+        with self._waiter.waiting(_END):
+            totals = self._closing.totals()
+        context.randomness.pay()
+        return totals

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from gpipe.execution.channel import between_devices
 from gpipe.execution.facts import Ended, Size, Totals
-from gpipe.execution.gate import hand_over, join
+from gpipe.execution.gate import hand_over_to, join
 from gpipe.execution.inlet import inlet_of, near
 from gpipe.execution.loss_head import LossHead
 from gpipe.execution.minibatch import MiniBatch, Site
@@ -90,22 +90,30 @@ class Engine:
         """The size of the next mini-batch, if this process knows it, as all processes know it."""
         return size
 
-    @torch.no_grad()
     def evaluate(
         self, batch: Batch | None, schedule: Schedule, head: LossHead | None = None
     ) -> Ended:
         """Run the forwards only and hold nothing."""
+        return self._driven(partial(self._evaluate, batch, schedule, head))
+
+    def _driven(self, drive: Callable[[], Ended]) -> Ended:
+        """What this gives, called in the thread that drives mini-batches."""
+        return drive()
+
+    @torch.no_grad()
+    def _evaluate(self, batch: Batch | None, schedule: Schedule, head: LossHead | None) -> Ended:
         # A norm in training updates its statistics without gradients, too.
         context = MiniBatchContext(False, self._randomness(), self._collector())
         minibatch = self._minibatch(batch, schedule, context, head)
         with self._attending(context), swapped_in(self._with_copies):
             minibatch.run_forwards()
+        totals = self._totals(context, head)
         self._commit(context, minibatch)
         if head is not None:
             minibatch.streams.retain(head.tensors())
         takes = head is None and self.stages[-1].index == schedule.num_stages - 1
         outputs = minibatch.take_outputs() if takes else []
-        return Ended(outputs, self._totals(head).loss, minibatch.recorder)
+        return Ended(outputs, totals.loss, minibatch.recorder)
 
     def differentiable(
         self, batch: Batch, schedule: Schedule, names: Names, output_dim: int
@@ -115,6 +123,7 @@ class Engine:
         minibatch = self._minibatch(batch, schedule, context, None)
         with self._attending(context), swapped_in(self._aliases):
             minibatch.run_forwards()
+        context.randomness.pay()
         outputs = minibatch.take_outputs()
         whole = microbatch.join(outputs, output_dim)
         sizes = [[_size(tensor, output_dim) for tensor in output.tensors] for output in outputs]
@@ -129,6 +138,7 @@ class Engine:
             run = minibatch.run_drain
             with self.turn(), then.restored():
                 by_leaf = self._gradients(minibatch, run, context, batch, names, self._aliases)
+                context.randomness.pay()
             # Autograd takes them up on the streams of the forward.
             minibatch.streams.meet()
             return by_leaf
@@ -153,27 +163,41 @@ class Engine:
             names: The parameters of the model, and those of the loss if it has any.
             of_loss: The aliases of the latter.
         """
+        return self._driven(partial(self._step, batch, schedule, head, names, of_loss))
+
+    def _step(
+        self,
+        batch: Batch | None,
+        schedule: Schedule,
+        head: LossHead | None,
+        names: Names,
+        of_loss: Sequence[Aliases],
+    ) -> Ended:
         context = self._training_context()
         aliases = [*self._aliases, *of_loss]
         minibatch = self._minibatch(batch, schedule, context, head, aliases)
         gradients = self._gradients(minibatch, minibatch.run, context, batch, names, aliases)
         if head is not None:
             minibatch.streams.retain(head.tensors())
-        totals = self._totals(head)
+        leaves = [*(batch.boundary.tensors if batch else ()), *names]
+        present = [leaf for leaf, each in zip(leaves, gradients, strict=True) if each is not None]
+        gradients[:] = [each for each in gradients if each is not None]
+        # Made while the totals are on their way.
+        hand_over = hand_over_to(present) if present else None
+        totals = self._totals(context, head)
         _multiply(gradients, totals.factor)
         if context.collector is not None and self._share is None:
             context.collector.check()
-        leaves = [*(batch.boundary.tensors if batch else ()), *names]
-        present = [leaf for leaf, each in zip(leaves, gradients, strict=True) if each is not None]
         if not (present or totals.has_gradients):
             raise _no_gradient()
-        gradients[:] = [each for each in gradients if each is not None]
-        if present:
-            hand_over(present, gradients)
+        if hand_over is not None:
+            hand_over(gradients)
         self._commit(context, minibatch)
         return Ended([], totals.loss, minibatch.recorder)
 
-    def _totals(self, head: LossHead | None) -> Totals:
+    def _totals(self, context: MiniBatchContext, head: LossHead | None) -> Totals:
+        """What is known at the end; the caller's generator moves on if a layer drew."""
+        context.randomness.pay()
         if head is None:
             return Totals()
         parts = head.parts()
@@ -214,8 +238,8 @@ class Engine:
             routes=self._routes,
             head=head,
         )
-        for index, piece in enumerate(batch.slices(schedule.num_microbatches) if batch else ()):
-            minibatch.put_input(index, piece)
+        if batch is not None:
+            minibatch.put_inputs(batch.slices(schedule.num_microbatches))
         return minibatch
 
     def _site(
@@ -245,7 +269,11 @@ class Engine:
 
         take = partial(self._take, aliases, minibatch.streams.retain)
         by_parameter = collect_gradients(aliases, names, attended, take)
-        by_input = batch.join_gradients(minibatch.take_input_gradients()) if batch else []
+        by_input: Gradients = []
+        if batch is not None:
+            by_input = [None] * len(batch.boundary.tensors)
+            if any(tensor.requires_grad for tensor in batch.boundary.tensors):
+                by_input = batch.join_gradients(minibatch.take_input_gradients())
         by_leaf = [*by_input, *(by_parameter.pop(parameter, None) for parameter in names)]
         minibatch.streams.retain(by_leaf)
         return by_leaf

@@ -1,85 +1,99 @@
 """A few numbers of every worker, brought to all of them, over and over."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from struct import Struct
 
 import torch
-from torch import Tensor
 
-from gpipe.execution.peer import Posted
+from gpipe.execution.peer import Posted, wait_for
 from gpipe.execution.pipe import Pipe
-from gpipe.stage.device import HOST
 
-__all__ = ["Exchange"]
+__all__ = ["FLOATS", "WHOLE", "Exchange"]
 
-_WIDTH = 8  # the most numbers of a worker
-_TAG = 2**30 - 4  # above those of wires, below that of outputs
+_MOST_NUMBERS = 8  # of a worker
+_FIRST_TAG = 2**30 - 4  # above those of wires, below that of outputs
+
+WHOLE = Struct(f"{_MOST_NUMBERS}q")
+FLOATS = Struct(f"{_MOST_NUMBERS}d")
 
 
 class Exchange:
     """Rounds in which every worker tells some numbers and hears those of all.
 
-    Worker 0 hears the others and tells them what it has heard. It listens to the next round at the
+    The host hears the others and tells them what it has heard. It listens to the next round at the
     end of each: what the others tell then leaves at once, and does not wait at its sender until it
     is asked for, as in a collective.
 
     Args:
         pipe: The workers.
+        host: Which of them.
+        kind: `WHOLE` numbers, or `FLOATS`, which keep all their bits.
+        number: Another exchange of the same workers has another.
     """
 
-    def __init__(self, pipe: Pipe) -> None:
-        self._is_host = pipe.worker == 0
-        others = range(1, pipe.num_workers) if self._is_host else (0,)
-        self._peers = [pipe.peer(worker) for worker in others]
-        self._rows = torch.zeros(pipe.num_workers, _WIDTH, dtype=torch.int64, device=HOST)
+    def __init__(self, pipe: Pipe, host: int, kind: Struct, number: int = 0) -> None:
+        self._kind = kind
+        self._tag = _FIRST_TAG - 2 * number
+        self._worker = pipe.worker
+        self._is_host = pipe.worker == host
+        others = [each for each in range(pipe.num_workers) if each != host]
+        self._peers = [pipe.peer(worker) for worker in (others if self._is_host else [host])]
+        size = pipe.num_workers * kind.size
+        self._heard = bytearray(size)
+        # What is told next is written while what was heard last may still be on its way.
+        self._told = bytearray(size if self._is_host else kind.size)
+        with torch.inference_mode(False):  # what is made in it cannot be written into outside
+            heard = torch.frombuffer(self._heard, dtype=torch.uint8)
+            self._told_line = torch.frombuffer(self._told, dtype=torch.uint8)
+            rows = heard.view(pipe.num_workers, kind.size)
+            self._lines = [rows[worker] for worker in others] if self._is_host else [heard]
+        self._num_told = 0
         self._coming: list[Posted] = []
         self._leaving: list[Posted] = []
 
-    def round(
-        self, numbers: Sequence[float], dtype: torch.dtype = torch.int64
-    ) -> list[list[float]]:
-        """The numbers of every worker, by worker; all call it.
-
-        Args:
-            numbers: Those of this worker; all tell as many.
-            dtype: One of 64 bits.
+    def round(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """The numbers of every worker, by worker; all tell as many.
 
         Raises:
             PeerLostError: A process that is needed for it is gone.
         """
-        mine = torch.zeros(_WIDTH, dtype=dtype, device=HOST)
-        mine[: len(numbers)] = torch.tensor(numbers, dtype=dtype, device=HOST)
-        line = mine.view(torch.int64)
-        heard = self._hear_and_tell(line) if self._is_host else self._tell_and_hear(line)
-        found: list[list[float]] = heard.view(dtype)[:, : len(numbers)].tolist()
-        return found
+        self.tell(numbers)
+        return self.hear()
 
-    def _hear_and_tell(self, line: Tensor) -> Tensor:
-        if not self._coming:  # the first round
-            self._listen(self._rows[1:])
-        _wait(self._coming)
-        # Not written into: what is made in inference mode must not be, outside of it.
-        heard = torch.cat([line.unsqueeze(0), self._rows[1:]])
-        self._tell(heard)
-        self._listen(self._rows[1:])
-        return heard
+    def tell(self, numbers: Sequence[float]) -> None:
+        """Begin a round: the host waits for the others, and they for nobody."""
+        self._num_told = len(numbers)
+        line = self._kind.pack(*numbers, *[0] * (_MOST_NUMBERS - len(numbers)))
+        if not self._is_host:
+            self._listen()
+            self._send(line)
+            return
+        if not self._coming:  # in the first round
+            self._listen()
+        self._wait()
+        start = self._worker * len(line)
+        self._heard[start : start + len(line)] = line
+        self._send(self._heard)
 
-    def _tell_and_hear(self, line: Tensor) -> Tensor:
-        self._listen([self._rows])
-        self._tell(line)
-        _wait(self._coming)
-        return self._rows
+    def hear(self) -> list[tuple[float, ...]]:
+        """End the round that has begun: the numbers of every worker, by worker."""
+        if not self._is_host:
+            self._wait()
+        rows = [row[: self._num_told] for row in self._kind.iter_unpack(self._heard)]
+        if self._is_host:
+            self._listen()
+        return rows
 
-    def _listen(self, lines: Iterable[Tensor]) -> None:
-        for peer, line in zip(self._peers, lines, strict=True):
-            self._coming.append(peer.receive(line, _TAG, on_host=True))
+    def _wait(self) -> None:
+        wait_for(self._coming)
+        self._coming.clear()
 
-    def _tell(self, line: Tensor) -> None:
-        _wait(self._leaving)  # of the round before
-        for peer in self._peers:
-            self._leaving.append(peer.send(line, _TAG, on_host=True))
+    def _listen(self) -> None:
+        for peer, line in zip(self._peers, self._lines, strict=True):
+            self._coming.append(peer.receive(line, self._tag, on_host=True))
 
-
-def _wait(all_posted: list[Posted]) -> None:
-    for posted in all_posted:
-        posted.wait()
-    all_posted.clear()
+    def _send(self, data: bytes | bytearray) -> None:
+        wait_for(self._leaving)  # of the round before
+        self._told[:] = data
+        line = self._told_line
+        self._leaving = [peer.send(line, self._tag, on_host=True) for peer in self._peers]

@@ -11,8 +11,9 @@ from gpipe.execution.caller_streams import ready_events
 from gpipe.execution.hooks import keep_quiet
 from gpipe.stage.boundary import Gradients
 from gpipe.stage.device import HOST, Event
+from gpipe.stage.roots import Root, differentiate
 
-__all__ = ["Drain", "hand_over", "join"]
+__all__ = ["Drain", "hand_over_to", "join"]
 
 Drain = Callable[[Gradients, list[Event]], Gradients]
 """Runs the backwards: from the gradients of the outputs, and the moments when these are there, to
@@ -94,13 +95,15 @@ def join(outputs: Sequence[Tensor], leaves: Sequence[Tensor], drain: Drain) -> l
     return list(_Emit.apply(meeting, outputs, token))  # type: ignore[no-untyped-call]
 
 
-def hand_over(leaves: Sequence[Tensor], gradients: Gradients) -> None:
-    """Let the engine bring each leaf its gradient: hooks fire and `.grad` is added to.
+def hand_over_to(leaves: Sequence[Tensor]) -> Callable[[Gradients], None]:
+    """What lets the engine bring each leaf its gradient: hooks fire and `.grad` is added to.
+
+    It is called with one for each. The list is emptied: a gradient with a second owner is copied.
 
     Args:
         leaves: Tensors that require grad.
-        gradients: One for each. The list is emptied: a gradient with a second owner is copied.
     """
+    gradients: Gradients = []
 
     def give(_: Gradients, __: list[Event]) -> Gradients:
         given = gradients.copy()
@@ -108,7 +111,14 @@ def hand_over(leaves: Sequence[Tensor], gradients: Gradients) -> None:
         return given
 
     token = _Gate.apply(_Meeting(give, leaves), *leaves)  # type: ignore[no-untyped-call]
-    token.backward()
+    seed = torch.ones((), device=HOST)
+
+    def hand_over(given: Gradients) -> None:
+        gradients[:] = given
+        given.clear()
+        differentiate([Root(token, HOST)], [seed])
+
+    return hand_over
 
 
 def _refusal(what: str, why: str) -> RuntimeError:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from torch.nn import Parameter
 
-from gpipe.execution.peer import Posted
+from gpipe.execution.peer import Posted, wait_for
 from gpipe.execution.pipe import Pipe
 from gpipe.execution.reduction import Reduction
 from gpipe.execution.relay import Tie, relayed
@@ -112,8 +112,7 @@ class Harvest:
             on_their_way += posted
             if gradient is not None:
                 total[parameter] = gradient
-        for each in on_their_way:
-            each.wait()
+        wait_for(on_their_way)
         self._by_layer.clear()
         return total
 

@@ -38,16 +38,28 @@ class Site(NamedTuple):
     Attributes:
         workers: Those whose rows are run here.
         between: Makes the routes between two stages.
-        transfers: The steps that carry what goes to other processes and comes from there.
+        transfers: The steps that carry what goes to other processes and comes from there; asked
+            for in the worker, at the first of them.
         drained: Told of each stage whose last backward is done, in the worker.
-        tail: What follows a row, in the worker.
     """
 
     workers: Sequence[int]
     between: Between
     transfers: Callable[[Channel, SkipChannel], Steps] | None = None
     drained: Callable[[Stage], None] | None = None
-    tail: Callable[[], None] | None = None
+
+
+class _Steps(dict[tuple[Any, ...], Step]):
+    """Those of this process, some of which are only made when the first of them is needed."""
+
+    later: Callable[[], Steps] | None = None
+
+    def __missing__(self, key: tuple[Any, ...]) -> Step:
+        later, self.later = self.later, None
+        if later is None:
+            raise KeyError(key)
+        self.update(later())
+        return self[key]
 
 
 class MiniBatch:
@@ -87,29 +99,30 @@ class MiniBatch:
         self._channel = Channel(schedule.num_stages, site.between, inlet)
         of_worker = {worker: devices[schedule.stages_of(worker)[0]] for worker in site.workers}
         self.recorder = Recorder(of_worker, schedule.num_workers)
-        self._steps: dict[tuple[Any, ...], Step] = {}
+        self._steps = _Steps()
         self._runs: dict[int, StageRun] = {}
         skips = SkipChannel(routes, site.between)
+        if site.transfers is not None:
+            self._steps.later = partial(site.transfers, self._channel, skips)
         for stage in stages:
             recomputed = schedule.recomputed_in(stage.index)
             is_last = stage.index == schedule.num_stages - 1
             stage_head = _seeding(head, self._channel) if head and is_last else None
             ends = skips.ends(stage.index)
             wrap = with_skips if ends else with_own_store if stage.uses_skips else None
-            self._add(StageRun(stage, context, recomputed, stage_head, wrap), ends)
-        if site.transfers is not None:
-            self._steps.update(site.transfers(self._channel, skips))
+            leaves = not is_last and schedule.worker_of(stage.index + 1) not in site.workers
+            run = StageRun(stage, context, recomputed, stage_head, wrap, sends_away=leaves)
+            self._add(run, ends)
 
-    def put_input(self, microbatch: int, inputs: Boundary) -> None:
-        """What the first stage receives for its forward."""
-        self._channel.forward[0].put(microbatch, inputs)
+    def put_inputs(self, pieces: Sequence[Boundary]) -> None:
+        """What the first stage receives for its forwards."""
+        self._channel.forward[0].fill(pieces)
 
     def put_gradients(self, pieces: Sequence[Gradients], ready: Sequence[Event]) -> None:
         """What the last stage receives for its backwards, once these moments have passed."""
         for event in ready:
             self._last_device.compute.wait_event(event)
-        for microbatch, gradients in enumerate(pieces):
-            self._channel.backward[-1].put(microbatch, gradients)
+        self._channel.backward[-1].fill(pieces)
 
     def take_outputs(self) -> list[Boundary]:
         """What has left the last stage, for each micro-batch."""
@@ -178,8 +191,6 @@ class MiniBatch:
             for each in (*self._others(device), device):
                 stack.enter_context(each.on(each.compute))
             interpret(row, self._steps, self._channel, records, device.moment, self._explain)
-            if self._site.tail is not None:
-                self._site.tail()
 
     def _others(self, device: Device) -> list[Device]:
         every = dict.fromkeys(self.recorder.devices.values())

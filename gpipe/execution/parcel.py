@@ -1,9 +1,9 @@
 """A payload that goes to another worker together with what it looks like."""
 
-from gpipe.execution.peer import Peer, Posted
+from gpipe.execution.peer import Peer, Posted, wait_for
 from gpipe.stage.boundary import Boundary, Gradients, Payload
 from gpipe.stage.device import HOST, Device
-from gpipe.stage.form import Form, Landing, Spec, packed
+from gpipe.stage.form import Form, Landing
 
 __all__ = ["Bound", "receive", "receive_form", "send", "send_form", "send_tensors"]
 
@@ -20,41 +20,43 @@ class Bound:
 
     def __init__(self, form: Form, peer: Peer, device: Device, tag: int) -> None:
         self._form = form
-        self._landings = [
-            None if spec is None else _landing(spec, start, device)
-            for spec, start in zip(form.specs, form.starts, strict=True)
-        ]
-        self._posted = [
-            peer.receive(landing.line, tag, on_host=landing.spec.is_on_host)
-            for landing in self._landings
-            if landing is not None and landing.line.numel()
-        ]
+        self._landings: list[Landing | None] = []
+        self._posted: list[Posted] = []
+        for spec, start in zip(form.specs, form.starts, strict=True):
+            landing = None
+            if spec is not None:
+                place = HOST if spec.is_on_host else device.torch_device
+                landing = Landing(spec, start, place)
+                if landing.line.numel():
+                    posted = peer.receive(landing.line, tag, on_host=spec.is_on_host)
+                    self._posted.append(posted)
+            self._landings.append(landing)
 
     def wait(self) -> Payload:
         """Wait until all of it is there."""
-        for posted in self._posted:
-            posted.wait()
+        wait_for(self._posted)
         tensors: Gradients = [
             None if landing is None else landing.tensor() for landing in self._landings
         ]
         return self._form.filled(tensors)
 
 
-def send_form(form: Form, peer: Peer, tag: int) -> list[Posted]:
-    """Start to tell how a payload looks."""
-    return peer.send_bytes(form.to_bytes(), tag)
+def send_form(form: Form, peer: Peer, tag: int) -> tuple[Form, list[Posted]]:
+    """Start to tell how a payload looks; the form as both ends know it then."""
+    form, data = form.told()
+    return form, peer.send_bytes(data, tag)
 
 
 def receive_form(peer: Peer, tag: int) -> Form:
     """Wait until that is known."""
-    return Form.of_bytes(peer.receive_bytes(tag))
+    return Form.heard(peer.receive_bytes(tag))
 
 
 def send_tensors(form: Form, payload: Payload, peer: Peer, tag: int) -> list[Posted]:
     """Start to send the tensors of a payload."""
     tensors = payload.tensors if isinstance(payload, Boundary) else payload
     return [
-        peer.send(packed(tensor), tag, on_host=spec.is_on_host)
+        peer.send(spec.packed(tensor), tag, on_host=spec.is_on_host)
         for spec, tensor in zip(form.specs, tensors, strict=True)
         if spec is not None and tensor is not None and tensor.numel()
     ]
@@ -62,14 +64,10 @@ def send_tensors(form: Form, payload: Payload, peer: Peer, tag: int) -> list[Pos
 
 def send(payload: Payload, peer: Peer, device: Device, tag: int) -> list[Posted]:
     """Start to send a payload of which the other end knows nothing; takes the next tag, too."""
-    form = Form.of(payload, device)
-    return [*send_form(form, peer, tag + 1), *send_tensors(form, payload, peer, tag)]
+    form, posted = send_form(Form.of(payload, device), peer, tag + 1)
+    return [*posted, *send_tensors(form, payload, peer, tag)]
 
 
 def receive(peer: Peer, device: Device, tag: int) -> Payload:
     """Wait for what `send` sends."""
     return Bound(receive_form(peer, tag + 1), peer, device, tag).wait()
-
-
-def _landing(spec: Spec, start: int, device: Device) -> Landing:
-    return Landing(spec, start, HOST if spec.is_on_host else device.torch_device)

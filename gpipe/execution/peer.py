@@ -1,6 +1,6 @@
 """Messages to and from one other process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import distributed as dist
 
 from gpipe.stage.device import HOST
 
-__all__ = ["Peer", "PeerLostError", "Posted"]
+__all__ = ["Peer", "PeerLostError", "Posted", "wait_for"]
 
 
 class PeerLostError(ConnectionError):
@@ -49,6 +49,16 @@ class Posted:
             raise PeerLostError(self._worker) from error
 
 
+def wait_for(messages: Iterable[Posted]) -> None:
+    """Wait until all of them have left, or are there.
+
+    Raises:
+        PeerLostError: One never will be.
+    """
+    for posted in messages:
+        posted.wait()
+
+
 class Peer:
     """Another worker of the pipe.
 
@@ -61,16 +71,17 @@ class Peer:
 
     def __init__(self, worker: int, group: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
         self.worker = worker
-        self._group = group
-        self._control = control
+        # By whether it is for the host.
+        self._sends = group.send, control.send
+        self._receives = group.recv, control.recv
 
     def send(self, line: Tensor, tag: int, *, on_host: bool = False) -> Posted:
         """Start to send what lies in one stretch of memory."""
-        return self._posted(self._through(on_host).send, line, tag)
+        return self._posted(self._sends[on_host], line, tag)
 
     def receive(self, line: Tensor, tag: int, *, on_host: bool = False) -> Posted:
         """Start to receive into such a stretch."""
-        return self._posted(self._through(on_host).recv, line, tag)
+        return self._posted(self._receives[on_host], line, tag)
 
     def send_bytes(self, data: bytes, tag: int) -> list[Posted]:
         """Start to send bytes whose number the other end does not know."""
@@ -85,9 +96,6 @@ class Peer:
         body = torch.empty(int(size), dtype=torch.uint8, device=HOST)
         self.receive(body, tag, on_host=True).wait()
         return body.numpy().tobytes()
-
-    def _through(self, on_host: bool) -> dist.ProcessGroup:
-        return self._control if on_host else self._group
 
     def _posted(self, post: Callable[..., dist.Work], line: Tensor, tag: int) -> Posted:
         try:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from gpipe.execution.exchange import Exchange
 from gpipe.execution.facts import Totals
@@ -11,7 +12,7 @@ from gpipe.execution.loss_head import LossHead
 from gpipe.execution.pipe import Pipe, gathered
 from gpipe.stage.loss import Parts
 
-__all__ = ["settle_totals"]
+__all__ = ["Settlement"]
 
 _DTYPES = (
     torch.float32,
@@ -40,50 +41,67 @@ class _Number(NamedTuple):
         return torch.tensor(self.value, dtype=_DTYPES[int(self.dtype)], device=device)
 
 
-def settle_totals(
-    pipe: Pipe,
-    exchange: Exchange,
-    head: LossHead | None,
-    device: torch.device,
-    *,
-    drew: bool,
-    has_gradients: bool,
-) -> tuple[Totals, bool]:
-    """Let all processes know the loss, and what is done with gradients and generators.
+class Settlement:
+    """Lets all processes know the loss, and what is done with gradients and generators.
 
     Args:
         pipe: The processes.
         exchange: Between the workers.
         head: The loss, where the last stage is.
         device: Where its numbers are to live.
-        drew: Whether a layer here drew random numbers.
-        has_gradients: Whether a stage here has gradients.
-
-    Returns:
-        The totals, and whether any layer drew.
     """
-    parts = head.parts() if head is not None else None
-    if pipe.replicas_control is not None:
-        mine: list[float] = [drew, has_gradients]
-        for part in parts or (None, None):
-            mine += _Number.of(part)
-        every = gathered(mine, pipe.replicas_control)
-        drew, has_gradients = (any(column) for column in list(zip(*every, strict=True))[:2])
-        if parts is not None:
-            losses, weights = ([_Number(*row[at : at + 2]) for row in every] for at in (2, 4))
-            weight = None if parts.weight is None else _sum(weights, parts.weight)
-            parts = Parts(_sum(losses, parts.loss), weight)
-    loss = factor = None
-    if head is not None and parts is not None:
-        loss, factor = head.total(parts), head.correction(parts)
-    mine = [drew, has_gradients, *_Number.of(loss), *_Number.of(factor)]
-    every = exchange.round(mine, torch.float64)
+
+    def __init__(
+        self, pipe: Pipe, exchange: Exchange, head: LossHead | None, device: torch.device
+    ) -> None:
+        self._replicas = pipe.replicas_control
+        self._exchange = exchange
+        self._head = head
+        self._device = device
+        self._loss: Tensor | None = None
+        self._factor: Tensor | None = None
+
+    def tell(self, *, drew: bool, has_gradients: bool) -> None:
+        """Begin it, when this worker is done.
+
+        Args:
+            drew: Whether a layer here drew random numbers.
+            has_gradients: Whether a stage here has gradients.
+        """
+        parts = self._head.parts() if self._head is not None else None
+        if self._replicas is not None:
+            drew, has_gradients, parts = _of_replicas(self._replicas, drew, has_gradients, parts)
+        if self._head is not None and parts is not None:
+            self._loss, self._factor = self._head.total(parts), self._head.correction(parts)
+        numbers = [*_Number.of(self._loss), *_Number.of(self._factor)]
+        self._exchange.tell([drew, has_gradients, *numbers])
+
+    def hear(self) -> tuple[Totals, bool]:
+        """End it, when all workers are done: the totals, and whether any layer drew."""
+        rows = self._exchange.hear()
+        drew, has_gradients = (any(column) for column in list(zip(*rows, strict=True))[:2])
+        loss, factor = self._loss, self._factor
+        if loss is None:
+            told = next((row for row in rows if row[2] >= 0), rows[0])
+            loss = _Number(*told[2:4]).tensor(self._device)
+            factor = _Number(*told[4:6]).tensor(self._device)
+        return Totals(loss, factor, has_gradients), drew
+
+
+def _of_replicas(
+    group: dist.ProcessGroup, drew: bool, has_gradients: bool, parts: Parts | None
+) -> tuple[bool, bool, Parts | None]:
+    """The same of all replicas together."""
+    mine: list[float] = [drew, has_gradients]
+    for part in parts or (None, None):
+        mine += _Number.of(part)
+    every = gathered(mine, group)
     drew, has_gradients = (any(column) for column in list(zip(*every, strict=True))[:2])
-    told = next((row for row in every if row[2] >= 0), every[0])
-    if loss is None:
-        loss = _Number(*told[2:4]).tensor(device)
-        factor = _Number(*told[4:6]).tensor(device)
-    return Totals(loss, factor, has_gradients), drew
+    if parts is not None:
+        losses, weights = ([_Number(*row[at : at + 2]) for row in every] for at in (2, 4))
+        weight = None if parts.weight is None else _sum(weights, parts.weight)
+        parts = Parts(_sum(losses, parts.loss), weight)
+    return drew, has_gradients, parts
 
 
 def _sum(numbers: list[_Number], like: Tensor) -> Tensor:

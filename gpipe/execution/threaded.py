@@ -3,7 +3,8 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 import torch
@@ -29,7 +30,21 @@ class _Round:
         with self._lock:
             if self.failure is None and not isinstance(error, Aborted):
                 self.failure = error
-        self._abort()
+            abort = self._abort
+        abort()
+
+    @contextmanager
+    def stopped_by(self, abort: Callable[[], None]) -> Iterator[None]:
+        """Let a failure stop what is done meanwhile, too."""
+        before = self._abort
+        with self._lock:
+            self._abort = abort
+        if self.failure is not None:
+            abort()
+        try:
+            yield
+        finally:
+            self._abort = before
 
 
 class _Job:
@@ -82,6 +97,8 @@ class ThreadedExecutor:
     def run(self, tasks: Sequence[Task], caller: CallerState, abort: Callable[[], None]) -> None:
         """Run the tasks at the same time and wait until all of them have ended.
 
+        A task may itself hand in one for its worker, which then runs at once.
+
         Args:
             tasks: One for each worker.
             caller: The state under which they run.
@@ -92,6 +109,9 @@ class ThreadedExecutor:
             BaseException: The first failure of any task, or the caller's own interruption.
         """
         assert len(tasks) == self._num_workers
+        if self.owns_this_thread():
+            self._run_here(tasks, abort)
+            return
         round_ = _Round(abort)
         num_threads = max(1, torch.get_num_threads() // self._num_workers)
         jobs = [_Job(_under(caller, task), num_threads, round_) for task in tasks]
@@ -108,6 +128,12 @@ class ThreadedExecutor:
                 raise round_.failure
             finally:
                 round_.failure = None
+
+    def _run_here(self, tasks: Sequence[Task], abort: Callable[[], None]) -> None:
+        (task,) = tasks
+        assert self._round is not None
+        with self._round.stopped_by(abort):
+            task()
 
     def interrupt(self, error: BaseException) -> None:
         """Let `run`, wherever it waits, raise this error, and give the workers up.

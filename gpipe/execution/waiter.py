@@ -1,7 +1,7 @@
 """Waits for other processes, so that whoever asked for it can be interrupted."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import Self, TypeVar
 
 from gpipe.execution.caller import CallerState
 from gpipe.execution.threaded import ThreadedExecutor
@@ -9,6 +9,8 @@ from gpipe.execution.threaded import ThreadedExecutor
 __all__ = ["Waiter"]
 
 _GIVES_UP_AFTER_S = 1.0  # of an interrupted caller
+
+R = TypeVar("R")
 
 
 class Waiter:
@@ -26,7 +28,7 @@ class Waiter:
         self._waits_for: str | None = None
         self._num_waits = 0
 
-    def run(self, function: Callable[[], None], what: str) -> None:
+    def run(self, function: Callable[[], R], what: str) -> R:
         """Call the function in the worker, and wait here for its end.
 
         Args:
@@ -37,11 +39,17 @@ class Waiter:
             BaseException: What the function raised, or what has interrupted it.
         """
 
-        def waiting() -> None:
+        def waiting() -> R:
             with self.waiting(what):
-                function()
+                return function()
 
-        self.executor.run([waiting], CallerState(), lambda: None)
+        return self.call(waiting)
+
+    def call(self, function: Callable[[], R]) -> R:
+        """The same for a function that says itself when it waits."""
+        results: list[R] = []
+        self.executor.run([lambda: results.append(function())], CallerState(), lambda: None)
+        return results.pop()
 
     def waiting(self, what: str) -> Self:
         """A context in which `progress` tells of this wait."""

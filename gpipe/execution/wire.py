@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gpipe.execution import parcel
 from gpipe.execution.channel import Mailbox
-from gpipe.execution.peer import Peer, Posted
+from gpipe.execution.peer import Peer, Posted, wait_for
 from gpipe.stage.boundary import Payload
 from gpipe.stage.device import Device
 from gpipe.stage.form import Form, Spec
@@ -87,8 +87,7 @@ class Wire(NamedTuple):
 
     def release(self, microbatch: int) -> None:
         """Wait until what was sent has left, and let it go."""
-        for posted in self.sent.pop(microbatch, ()):
-            posted.wait()
+        wait_for(self.sent.pop(microbatch, ()))
 
     def finish(self) -> None:
         """Release all that is left."""
@@ -152,8 +151,7 @@ class Wire(NamedTuple):
 
     def _send_form(self, payload: Payload, tag: int) -> tuple[Form, list[Posted]]:
         try:
-            form = Form.of(payload, self.device).marked(payload, self.device)
-            return form, parcel.send_form(form, self.peer, tag)
+            return parcel.send_form(Form.of(payload, self.device), self.peer, tag)
         except (TypeError, AttributeError, PicklingError) as error:
             error.add_note(
                 f"gpipe: {self.name} goes to another process, so all in it that is no tensor must "

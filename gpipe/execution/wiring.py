@@ -33,7 +33,6 @@ class Wiring:
         pipe: The processes.
         device: That of the stages which are here.
         schedule: Says where each stage is.
-        forms: What is known of what is carried.
         waiting: Around each wait, called with what is waited for.
         has_backward: Whether each activation is answered by a gradient.
     """
@@ -43,7 +42,6 @@ class Wiring:
         pipe: Pipe,
         device: Device,
         schedule: Schedule,
-        forms: Forms,
         waiting: Waiting,
         *,
         has_backward: bool,
@@ -51,7 +49,7 @@ class Wiring:
         self._pipe = pipe
         self._device = device
         self._schedule = schedule
-        self._forms = forms
+        self._forms: Forms = {}
         self._waiting = waiting
         self._has_backward = has_backward
         row = schedule.rows[pipe.worker]
@@ -64,8 +62,15 @@ class Wiring:
         del traffic, leads  # all stages of a process are on one device
         return Awaited() if self._is_here(target) and not self._is_here(source) else Mailbox()
 
-    def transfers(self, channel: Channel, skips: SkipChannel) -> Steps:
-        """The steps of all transfers in the row of this worker."""
+    def transfers(self, channel: Channel, skips: SkipChannel, forms: Forms) -> Steps:
+        """The steps of all transfers in the row of this worker.
+
+        Args:
+            channel: What goes from stage to stage.
+            skips: What goes past stages.
+            forms: What is known of how it looks.
+        """
+        self._forms = forms
         lines = count()
         steps: dict[tuple[object, ...], Step] = {}
         for source, target, down, up in _ways(channel, skips, self._schedule):

@@ -2,7 +2,7 @@
 
 import pickle
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from gpipe.execution.caller import autocast_dtypes
@@ -43,22 +43,25 @@ class Word(NamedTuple):
         """What the caller has to know of it."""
         return Size(self.rows, self.total_rows, self.num_microbatches, bool(self.trains))
 
+    def tell(self, exchange: Exchange) -> None:
+        """Let all workers know what this one does, its own state only; every worker calls it."""
+        exchange.tell([*self[:-1], *self.states])
+
     @classmethod
-    def exchanged(cls, mine: "Word", first: int, exchange: Exchange) -> "Word":
+    def heard(cls, first: int, exchange: Exchange) -> "Word":
         """That of the first worker, with the states of all; every worker calls it.
 
         Args:
-            mine: What this worker knows; one state.
             first: The worker that has the first stage.
-            exchange: Between the workers.
+            exchange: Between the workers, which all have told theirs.
 
         Raises:
             RuntimeError: Some of them train and others do not; all raise it.
             ValueError: The targets have another number of rows than the input; all raise it.
         """
-        *known, (state,) = mine
-        words = [cls._make([*known, (state,)]) for *known, state in exchange.round([*known, state])]
-        word = words[first]._replace(states=tuple(state for *_, (state,) in words))
+        rows: list[Any] = exchange.hear()
+        words = [cls._make((*known, (state,))) for *known, state in rows]
+        word = words[first]._replace(states=tuple([row[-1] for row in rows]))
         _require_same(words, word)
         return word
 
@@ -75,7 +78,7 @@ class Words:
     def __init__(self, is_dynamic: bool) -> None:
         self._is_dynamic = is_dynamic
         self._next = 0
-        self._numbers: OrderedDict[bytes, int] = OrderedDict()
+        self._numbers: OrderedDict[Hashable, int] = OrderedDict()
         self._forms: OrderedDict[tuple[Any, ...], Forms] = OrderedDict()
 
     def look_of(self, batch: Batch) -> int:
@@ -116,7 +119,7 @@ def _require_same(words: Sequence[Word], first: Word) -> None:
             )
 
 
-def _look(batch: Batch) -> bytes | None:
+def _look(batch: Batch) -> Hashable | None:
     """All that may tell the shapes of boundaries; None where that cannot be written down."""
     tensors, structure = batch.boundary
     # Where a tensor starts tells where a stage's output starts that is a view of it.
@@ -124,7 +127,8 @@ def _look(batch: Batch) -> bytes | None:
         (each.shape, each.stride(), start_of(each), each.dtype, each.requires_grad)
         for each in tensors
     ]
+    look = tuple(specs), tuple(batch.dims), tuple(autocast_dtypes().items())
     try:
-        return pickle.dumps((specs, structure, batch.dims, autocast_dtypes()))
+        return look if structure is None else (look, pickle.dumps(structure))
     except Exception:  # noqa: BLE001 - whatever an object of the user's raises
         return None

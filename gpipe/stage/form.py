@@ -21,7 +21,7 @@ from gpipe.stage.boundary import (
 )
 from gpipe.stage.device import HOST, Device
 
-__all__ = ["Form", "Landing", "Spec", "packed"]
+__all__ = ["Form", "Landing", "Spec"]
 
 # NCCL and gloo carry them as they are; the rest goes as bytes.
 _CARRIED = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32}
@@ -38,6 +38,8 @@ class Spec(NamedTuple):
     requires_grad: bool
     is_on_host: bool
     """Whether it lives there though its stage computes elsewhere, such as lengths."""
+    is_carried_whole: bool
+    """Whether its memory goes as it is, in torch's own order and with its dtype."""
 
     @classmethod
     def of(cls, tensor: Tensor, device: Device) -> "Spec":
@@ -53,10 +55,10 @@ class Spec(NamedTuple):
                 f"dense one but {kind}. Make it dense where the stage ends, such as by to_dense() "
                 "or full_tensor()."
             )
-        asks = tensor.requires_grad
-        return cls(
-            tuple(tensor.shape), tensor.stride(), tensor.dtype, asks, _is_on_host(tensor, device)
-        )
+        shape, strides, dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
+        is_on_host = not device.has(tensor) and tensor.device == HOST
+        is_whole = _is_plain(shape, strides) and dtype in _CARRIED and 0 not in shape
+        return cls(shape, strides, dtype, tensor.requires_grad, is_on_host, is_whole)
 
     def describes(self, tensor: Tensor, device: Device) -> bool:
         """Whether it is that of this tensor."""
@@ -66,8 +68,14 @@ class Spec(NamedTuple):
             and self.strides == tensor.stride()
             and self.dtype is tensor.dtype
             and self.requires_grad == tensor.requires_grad
-            and self.is_on_host == _is_on_host(tensor, device)
+            and self.is_on_host == (not device.has(tensor) and tensor.device == HOST)
         )
+
+    def packed(self, tensor: Tensor) -> Tensor:
+        """The numbers of a tensor that it describes in one line: its own memory, if they lie so."""
+        if self.is_carried_whole and not (tensor.is_conj() or tensor.is_neg()):
+            return tensor.detach() if self.requires_grad else tensor
+        return _packed_apart(tensor)
 
 
 class Form(NamedTuple):
@@ -94,25 +102,25 @@ class Form(NamedTuple):
         tensors, structure = payload if isinstance(payload, Boundary) else (payload, None)
         specs = tuple([each if each is None else Spec.of(each, device) for each in tensors])
         starts = tuple([0 if each is None else start_of(each) for each in tensors])
-        return cls(structure, specs, starts, is_boundary)
+        form = cls(structure, specs, starts, is_boundary)
+        # What is no tensor may not even be equal to itself, such as a NaN.
+        return form._replace(is_lasting=form.describes(payload, device))
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> "Form":
-        """That which another process has written."""
+    def heard(cls, data: bytes) -> "Form":
+        """That which another process has told."""
         form: Form = pickle.loads(data)
-        return form
+        return form._as_told(data)
 
-    def to_bytes(self) -> bytes:
-        """The form, to be read by another process."""
+    def told(self) -> tuple["Form", bytes]:
+        """The form as both processes know it then, and what the other one is told."""
         written = io.BytesIO()
         _Pickler(written).dump(self)
-        return written.getvalue()
+        data = written.getvalue()
+        return self._as_told(data), data
 
-    def marked(self, payload: Payload, device: Device) -> "Form":
-        """The same, knowing whether it lasts; only its sender can tell."""
-        # What is no tensor may not even be equal to itself, such as a NaN.
-        is_small = len(self.to_bytes()) <= _MOST_LASTING_BYTES
-        return self._replace(is_lasting=is_small and self.describes(payload, device))
+    def _as_told(self, data: bytes) -> "Form":
+        return self if len(data) <= _MOST_LASTING_BYTES else self._replace(is_lasting=False)
 
     def describes(self, payload: Payload, device: Device) -> bool:
         """Whether a payload looks so, all that is no tensor included; starts may differ."""
@@ -154,10 +162,10 @@ class Landing:
     def __init__(self, spec: Spec, start: int, device: torch.device) -> None:
         self.spec = spec
         self._loose: Tensor | None = None
-        if start == 0 and _is_plain(spec.shape, spec.strides):
-            self._tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-        else:
-            self._tensor = memory_like(spec.shape, spec.strides, start, spec.dtype, device)
+        if start == 0 and spec.is_carried_whole:
+            self.line = self._tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+            return
+        self._tensor = memory_like(spec.shape, spec.strides, start, spec.dtype, device)
         if _is_plain(spec.shape, spec.strides):
             self.line = _as_carried(self._tensor)
         elif _is_dense(spec.shape, spec.strides):
@@ -175,13 +183,6 @@ class Landing:
         return tensor.requires_grad_() if spec.requires_grad else tensor
 
 
-def packed(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor in one line: its own memory, where they lie so."""
-    if _is_plain(tensor.shape, tensor.stride()) and not (tensor.is_conj() or tensor.is_neg()):
-        return _as_carried(tensor.detach() if tensor.requires_grad else tensor)
-    return _packed_apart(tensor)
-
-
 def _as_carried(tensor: Tensor) -> Tensor:
     # Views take time, and most need none.
     return tensor if tensor.dtype in _CARRIED else tensor.view(torch.uint8)
@@ -189,10 +190,6 @@ def _as_carried(tensor: Tensor) -> Tensor:
 
 def _is_plain_tensor(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and type(tensor) in (Tensor, torch.nn.Parameter)
-
-
-def _is_on_host(tensor: Tensor, device: Device) -> bool:
-    return not device.has(tensor) and tensor.device == HOST
 
 
 @torch.no_grad()

@@ -47,11 +47,11 @@ def collect_gradients(
         try:
             with swapped_in(aliases):
                 run()
-            left_alone = {each for alias in aliases for each in alias.left_alone}
-            _refuse_direct_gradients(
-                {each: name for each, name in names.items() if each not in left_alone}
-            )
-            return take()
+                left_alone = {each for alias in aliases for each in alias.left_alone}
+                _refuse_direct_gradients(
+                    {each: name for each, name in names.items() if each not in left_alone}
+                )
+                return take()
         finally:
             insist(alias.clear for alias in aliases)
 

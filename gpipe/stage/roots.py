@@ -17,14 +17,24 @@ _run_backward = Variable._execution_engine.run_backward
 
 
 class Root(NamedTuple):
-    """The place of an output in the graph, without its memory, which only the next stage needs."""
+    """The place of an output in the graph, without its memory if only the next stage needs that."""
 
     edge: GradientEdge | Tensor
     device: torch.device
 
 
-def roots_of(outputs: Boundary) -> list[Root | None]:
-    """A root for each output; None where it has no graph."""
+def roots_of(outputs: Boundary, *, keeps_memory: bool = False) -> list[Root | None]:
+    """A root for each output; None where it has no graph.
+
+    Args:
+        outputs: Those of a stage, or its losses.
+        keeps_memory: Whether they may live as long as the roots: that takes less time.
+    """
+    if keeps_memory:
+        return [
+            Root(tensor, tensor.device) if tensor.requires_grad else None
+            for tensor in outputs.tensors
+        ]
     return [_root(tensor) for tensor in outputs.tensors]
 
 

@@ -57,6 +57,7 @@ class StageRun:
         recomputed: The micro-batches whose graph is dropped and built again by a recompute.
         head: Called with the stage's output in the action that builds the graph of the backward.
         wrap: Changes how values go through the layers.
+        sends_away: Whether another process gets the output, which is kept here until it answers.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class StageRun:
         recomputed: Collection[int] = frozenset(),
         head: Head | None = None,
         wrap: Callable[[Through], Through] | None = None,
+        *,
+        sends_away: bool = False,
     ) -> None:
         self.stage = stage
         self._looks_closely = context.looks_closely
@@ -74,6 +77,8 @@ class StageRun:
         self._recomputed = recomputed
         self._buffers = _watched_buffers(stage) if recomputed else []
         self._has_head = head is not None
+        # A head gives single numbers.
+        self._keeps_outputs = sends_away or self._has_head
         self._held: dict[int, _Held] = {}
         # Wrappers stand around the way through the layers only where there is something to do.
         through: Through = Passage(stage, self._habits, context.randomness, head).through
@@ -111,7 +116,8 @@ class StageRun:
         else:
             outputs = self._through(microbatch, inputs, self._how)
             if self._keeps_graph:
-                self._held[microbatch] = _Held(inputs, roots_of(outputs), None, capture)
+                roots = roots_of(outputs, keeps_memory=self._keeps_outputs)
+                self._held[microbatch] = _Held(inputs, roots, None, capture)
         return None if self._has_head else outputs.detached()
 
     def recompute(self, microbatch: int, _: None = None) -> None:
@@ -129,7 +135,8 @@ class StageRun:
             outputs = self._repeated(microbatch, inputs, how)
         if not self._has_head:
             recording.require_same_shapes(outputs.tensors)
-        self._held[microbatch] = _Held(inputs, roots_of(outputs), None, capture)
+        roots = roots_of(outputs, keeps_memory=self._has_head)
+        self._held[microbatch] = _Held(inputs, roots, None, capture)
 
     def backward(self, microbatch: int, gradients: Gradients) -> Gradients:
         """Differentiate; the gradients of the inputs, for the stage before.

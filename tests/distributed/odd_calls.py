@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tests.distributed.four_ranks import mesh_of, on_mesh
 
 __all__ = [
     "Beside",
+    "begun_before_the_others",
     "beside_the_loss",
     "kept_alive",
     "made_in_inference_mode",
@@ -89,6 +91,23 @@ def beside_the_loss(_: int, tied: bool) -> dict[str, Tensor]:
     with on_mesh(module, 4, 2, mesh=mesh_of(pipe=4)) as model:
         model.step(rows_of(), rows_of(1), Beside(module[3].weight))
         return gradients(model)
+
+
+class Tells(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        store = dist.distributed_c10d._get_default_store()
+        store.set("first forward", "has begun")
+        return value
+
+
+def begun_before_the_others(rank: int) -> float:
+    """Only the first stage tells; the others come when it has."""
+    store = dist.distributed_c10d._get_default_store()
+    layers = [Tells(), *three_layers()]
+    with on_mesh(nn.Sequential(*layers), [2, 1, 1, 1], 2, mesh=mesh_of(pipe=4)) as model:
+        if rank > 0:
+            store.wait(["first forward"], timedelta(seconds=20))
+        return model.step(rows_of(), rows_of(1), nn.MSELoss()).loss.item()
 
 
 def on_a_dimension_without_use(_: int) -> str:

@@ -53,6 +53,11 @@ def test_a_loss_may_use_a_weight_of_the_last_stage(team, tied):
             torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-12)
 
 
+def test_the_first_forward_does_not_wait_for_the_other_workers(team):
+    loss = nn.functional.mse_loss(three_layers()(rows_of()), rows_of(1)).item()
+    assert team.call(odd_calls.begun_before_the_others) == pytest.approx([loss] * 4, rel=1e-12)
+
+
 def test_a_dimension_over_which_nothing_is_spread_is_refused(team):
     for told in team.call(odd_calls.on_a_dimension_without_use):
         assert told.startswith("The mesh has the dimension 'dp', over which nothing is spread.")

@@ -31,6 +31,49 @@ def worker_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("gpipe-worker")}
 
 
+def test_a_task_may_hand_in_another_one():
+    executor, threads = ThreadedExecutor(1), []
+
+    def outer():
+        threads.append(threading.current_thread())
+        run(executor, lambda: threads.append(threading.current_thread()))
+
+    run(executor, outer)
+    assert threads[0] is threads[1] is not threading.current_thread()
+
+
+def test_what_a_task_has_handed_in_is_stopped_by_an_interruption():
+    executor, begun, stopped = ThreadedExecutor(1), threading.Event(), threading.Event()
+
+    def inner():
+        begun.set()
+        assert stopped.wait(LIMIT_S), "nobody has stopped it"
+        raise Aborted
+
+    def interrupt():
+        assert begun.wait(LIMIT_S)
+        executor.interrupt(KeyboardInterrupt())
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(executor, lambda: run(executor, inner, abort=stopped.set))
+    interrupting.join()
+    assert stopped.is_set()
+
+
+def test_what_is_handed_in_after_an_interruption_does_not_begin():
+    executor, stopped, begun = ThreadedExecutor(1), [], []
+
+    def outer():
+        executor._round.fail(KeyboardInterrupt())
+        run(executor, lambda: begun.append(bool(stopped)), abort=lambda: stopped.append(True))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(executor, outer)
+    assert begun == [True], "its channel was closed before its first action"
+
+
 def test_two_stages_are_in_their_actions_at_the_same_moment():
     # Micro-batch 1 in stage 0 and micro-batch 0 in stage 1 wait for each other: in turn, one of
     # them would wait for ever.
