@@ -78,6 +78,23 @@ def test_one_module_inside_two_layers_is_refused_unless_it_has_nothing_to_train(
     GPipe(nn.Sequential(nn.Sequential(activation), nn.Sequential(activation)), [1, 1])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("wrap", [lambda it: it, nn.Sequential], ids=["layer", "inside"])
+def test_a_script_is_refused_with_the_remedy(wrap):
+    # It failed in `inspect` before, about an attribute of a class of torch's.
+    scripted = wrap(torch.jit.script(nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match=r"Layer '1' .* torch\.jit, .* Give the module that it was"):
+        GPipe(nn.Sequential(nn.ReLU(), scripted), [1, 1])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "fill_drain"])
+def test_chunks_may_be_far_more_than_rows(schedule):
+    # A schedule for all of them was built and checked first, which took for ever.
+    model = GPipe(mlp(), 2, chunks=10**15, schedule=schedule)
+    timeline = model.step(*torch.rand(2, 3, 6), nn.MSELoss()).timeline
+    assert {event.action.microbatch for event in timeline.events} == {0, 1, 2}
+
+
 def test_an_empty_sequential_is_refused():
     with pytest.raises(ValueError, match="no layer"):
         GPipe(nn.Sequential(), [1])

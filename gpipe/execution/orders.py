@@ -1,6 +1,7 @@
 """Which schedule a mini-batch of a given size runs."""
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 
 from gpipe.errors import ScheduleError
 from gpipe.schedule import Builder, Kind, Schedule, add_recompute, add_transfers, as_schedule, check
@@ -43,7 +44,9 @@ class Orders:
         self._has_transfers = has_transfers
         self._num_stages = num_stages
         self._made: dict[tuple[object, ...], Schedule] = {}
-        first = as_schedule(spec, num_stages, num_microbatches, num_workers)
+        # A schedule of ours is right for any number; `chunks` may be far more than there are rows.
+        num_first = 1 if isinstance(spec, str) else num_microbatches
+        first = as_schedule(spec, num_stages, num_first, num_workers)
         check(first)
         self.num_workers = first.num_workers
         self.worker_of = _workers(first)
@@ -70,6 +73,13 @@ class Orders:
             return breadth_first(self.worker_of, num_microbatches)
 
         return self._checked(("model", num_microbatches, checkpoint), build, checkpoint)
+
+    def describe(self, num_microbatches: int) -> str:
+        """What tells it from others: its name, or a digest of what the caller's own gives."""
+        if isinstance(self._spec, str):
+            return self._spec
+        rows = self.of_step(num_microbatches, "never").rows
+        return f"your own, with digest {sha256(str(rows).encode()).hexdigest()[:16]}"
 
     def _checked(
         self, key: tuple[object, ...], build: Callable[[], Schedule], checkpoint: str

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from itertools import accumulate
 from typing import Any, NamedTuple, Self, SupportsIndex
 
@@ -231,7 +230,6 @@ class Layout:
         """
         if self.on_mesh is None or self._company is None:
             return
-        order = self.orders.of_step(self._chunks, "never")
         self._company.require_agreement(
             {
                 "the number of layers": len(self._classes),
@@ -239,7 +237,7 @@ class Layout:
                 **facts,
                 "balance": str(self.balance),
                 "chunks": self._chunks,
-                "the order of the schedule": sha256(str(order.rows).encode()).hexdigest()[:16],
+                "schedule": self.orders.describe(self._chunks),
                 "all_reduce": self.on_mesh.all_reduce,
                 "bucket_bytes": self.on_mesh.bucket_bytes,
                 "dynamic_shapes": str(self.on_mesh.dynamic_shapes),

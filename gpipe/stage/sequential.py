@@ -1,5 +1,6 @@
 """What kind of module can be cut into stages."""
 
+import torch
 from torch import nn
 
 __all__ = ["require_sequential"]
@@ -9,7 +10,7 @@ def require_sequential(module: object) -> None:
     """Refuse what does not simply call its children, each with parameters of its own, in turn.
 
     Raises:
-        TypeError: It is no `nn.Sequential`, or has a forward of its own.
+        TypeError: It is no `nn.Sequential`, has a forward of its own, or a part of it is a script.
         ValueError: It has no layer, or one module is in two layers.
     """
     if not isinstance(module, nn.Sequential):
@@ -24,7 +25,19 @@ def require_sequential(module: object) -> None:
         )
     if len(module) == 0:
         raise ValueError("module has no layer. Give the nn.Sequential at least one.")
+    _refuse_scripts(module)
     _refuse_shared_modules(module)
+
+
+def _refuse_scripts(sequential: nn.Sequential) -> None:
+    """Refuse what keeps its parameters where no others can be put in their place."""
+    for name, layer in sequential.named_children():
+        if any(isinstance(module, torch.jit.ScriptModule) for module in layer.modules()):
+            raise TypeError(
+                f"Layer {name!r} is or contains a module of torch.jit, whose parameters cannot be "
+                "replaced while a mini-batch runs. Give the module that it was made of; "
+                "torch.compile may make that faster."
+            )
 
 
 def _refuse_shared_modules(sequential: nn.Sequential) -> None:

@@ -169,7 +169,7 @@ DIFFERENCES: dict[str, tuple[Any, Any]] = {
     "the number of layers": ({"num_layers": 6}, {"num_layers": 8}),
     "balance": ({"balance": [2, 2, 2]}, {"balance": [1, 3, 2]}),
     "chunks": ({"chunks": 4}, {"chunks": 5}),
-    "the order of the schedule": ({"schedule": "1f1b"}, {"schedule": "fill_drain"}),
+    "schedule": ({"schedule": "1f1b"}, {"schedule": "fill_drain"}),
     "checkpoint": ({"checkpoint": "never"}, {"checkpoint": "always"}),
     "split": ({"split": 0}, {"split": 1}),
     "seed": ({"seed": 1}, {"seed": 2}),
