@@ -1,6 +1,7 @@
 """One stage a process: our time against torch.distributed.pipelining's."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from statistics import median
@@ -30,11 +31,12 @@ Moments = tuple[float, float]
 
 
 class Sizes(NamedTuple):
-    """How much is measured, and how long stages sleep forward and backward, if they do."""
+    """How much is measured, how long stages sleep forward and backward, if they do, and where."""
 
     num_microbatches: int
     num_rounds: int
     sleep_s: tuple[float, float] | None = None
+    binds: bool = True
 
 
 class Contender(NamedTuple):
@@ -46,6 +48,8 @@ class Contender(NamedTuple):
 
 def measure(rank: int, sizes: Sizes) -> dict[tuple[str, str], list[Moments]]:
     """In each rank: the moments of each round by schedule and contender, who take turns."""
+    if sizes.binds:
+        bind(rank)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("pipe",))
     found: dict[tuple[str, str], list[Moments]] = {}
     for schedule in SCHEDULES:
@@ -57,6 +61,19 @@ def measure(rank: int, sizes: Sizes) -> dict[tuple[str, str], list[Moments]]:
             found.setdefault((schedule, name), []).append(moments(contender))
         close(both[OURS].module)
     return found
+
+
+def bind(rank: int) -> None:
+    """Keep all threads of this process on a core of its own, if there are enough.
+
+    Left to itself the system now and then has two ranks on one core for a whole mini-batch, while
+    another is idle: what sleeps then wakes up to a millisecond late.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < dist.get_world_size():
+        return
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {cores[rank]})
 
 
 def close(model: nn.Module) -> None:
@@ -174,21 +191,33 @@ def main() -> None:
     parser.add_argument("--sleeping-rounds", type=int, default=3, help="of those that sleep (3)")
     parser.add_argument("--forward-s", type=float, default=0.03, help="length of a forward")
     parser.add_argument("--backward-s", type=float, default=0.06, help="length of a backward")
+    parser.add_argument(
+        "--bind",
+        action=argparse.BooleanOptionalAction,
+        default=hasattr(os, "sched_setaffinity"),
+        help="give each process a core of its own if there are enough",
+    )
     given = parser.parse_args()
     print(
         f"GPipe(mesh=...).step against torch.distributed.pipelining, gloo, K processes with one "
-        f"thread each, M = {NUM_MICROBATCHES};\nmedians of rounds in which both take turns. The "
-        "aim: ours is ahead for fill-drain and 1F1B at K = 2, 4 and 8.\n"
+        f"thread each, M = {NUM_MICROBATCHES};\nmedians of rounds in which both take turns"
+        f"{', bound to a core each if there are enough' if given.bind else ''}. The aim: ours is "
+        "ahead for fill-drain and 1F1B at K = 2, 4 and 8.\n"
     )
     show(
         f"Stages of one Linear({WIDTH}, {WIDTH}): time per micro-batch, ours / theirs",
         "ratio",
-        Sizes(NUM_MICROBATCHES, given.rounds),
+        Sizes(NUM_MICROBATCHES, given.rounds, binds=given.bind),
     )
     show(
         "Stages that sleep: efficiency, which is (M + K - 1)(t_F + t_B) / measured",
         "ours    theirs  ours / theirs",
-        Sizes(NUM_MICROBATCHES, given.sleeping_rounds, (given.forward_s, given.backward_s)),
+        Sizes(
+            NUM_MICROBATCHES,
+            given.sleeping_rounds,
+            (given.forward_s, given.backward_s),
+            given.bind,
+        ),
     )
 
 
