@@ -40,11 +40,15 @@ class Inlet:
 def near(batch: Batch, device: Device) -> Batch:
     """The batch where `device` can take it from, in the order of the caller's streams.
 
-    What is on the host stays there for an `Inlet`, if the device has streams to copy on. What is
-    elsewhere is copied here and now, whole.
+    What is cut and on the host stays there for an `Inlet`, if the device has streams to copy on.
+    All else that is elsewhere is copied here and now, whole.
     """
     tensors, structure = batch.boundary
-    return replace(batch, boundary=Boundary([_near(each, device) for each in tensors], structure))
+    moved = [
+        _near(tensor, device, is_cut=dim is not None)
+        for tensor, dim in zip(tensors, batch.dims, strict=True)
+    ]
+    return replace(batch, boundary=Boundary(moved, structure))
 
 
 def inlet_of(batch: Batch, device: Device) -> Inlet | None:
@@ -53,9 +57,9 @@ def inlet_of(batch: Batch, device: Device) -> Inlet | None:
     return None if is_there else Inlet(device)
 
 
-def _near(tensor: Tensor, device: Device) -> Tensor:
+def _near(tensor: Tensor, device: Device, *, is_cut: bool) -> Tensor:
     if not device.has(tensor):
-        if device.is_asynchronous and tensor.device == HOST:
+        if is_cut and device.is_asynchronous and tensor.device == HOST:
             return tensor
         moved = tensor.detach().to(device.torch_device)
         tensor = moved.requires_grad_(tensor.requires_grad)

@@ -217,6 +217,17 @@ def passed_through(made: World) -> None:
         mask.fill_(0.0)
 
 
+def whole_on_the_host(made: World) -> None:
+    """Every micro-batch gets a mask that is on the host, and filled again after the call."""
+    model = wrap(made, Masks(), Masks(), Masks(), First(), balance=[1, 1, 2], split=(0, None))
+    mask = torch.ones(WIDTH)
+    for _ in range(3):
+        x, y = batch(made)
+        model.step((x, mask), y, mse_loss)
+        mask.fill_(0.0)
+        descend(model)
+
+
 def gradient_passed_through(made: World) -> None:
     """The gradient of the output goes through the last stage as it is, and is then written to."""
     model = wrap(made, *layers()[:4], nn.Identity())
@@ -271,6 +282,7 @@ SCENARIOS: dict[str, Scenario] = {
     "input on its way to the host": input_on_its_way_to_the_host,
     "moved by a layer": moved_by_a_layer,
     "passed through": passed_through,
+    "whole on the host": whole_on_the_host,
     "gradient passed through": gradient_passed_through,
     "skips": skips,
     "ties": ties,

@@ -10,8 +10,10 @@ from gpipe.costs import StageCosts
 from gpipe.schedule import LOOPED_SCHEDULES, SCHEDULE_NAMES, Kind
 from gpipe.simulate import simulate
 from tests.members import CHECKPOINT_MODES
+from tests.streams import scenario_layers
 from tests.streams.fakes import World
 from tests.streams.replay import replay
+from tests.streams.scenario_layers import First, Masks
 from tests.streams.world import world
 
 NUM_DEVICES, NUM_MICROBATCHES, WIDTH = 4, 16, 3
@@ -78,3 +80,19 @@ def test_the_host_waits_where_it_looks_at_what_is_computed():
     with world(NUM_DEVICES) as made:
         trained(made, "fill_drain", "always", num_steps=1)
     assert made.synchronizations
+
+
+# Each micro-batch once had a copy of its own: M times the memory, and the time.
+def test_what_every_micro_batch_gets_whole_is_copied_once():
+    def num_copies(place: str) -> int:
+        mask = torch.ones(scenario_layers.WIDTH).to(place)
+        x = torch.randn(NUM_MICROBATCHES, scenario_layers.WIDTH)
+        made.log.clear()
+        model.step((x, mask), x, mse_loss)
+        return sum(entry[0] == "copy" for entry in made.log)
+
+    with world(1) as made:
+        layers = nn.Sequential(Masks(), First())
+        options = {"devices": made.names, "split": (0, None)}
+        model = GPipe(layers, [2], NUM_MICROBATCHES, **options)
+        assert num_copies("cpu") == num_copies(made.names[0]) + 1
