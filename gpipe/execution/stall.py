@@ -70,8 +70,8 @@ def missed(
 def left_early(rank: int, but: str) -> Failure:
     """The failure of a rank that has ended its script although others need it."""
     error = (
-        f"it has ended its script, but {but}. Give every rank as many steps, and look for a "
-        "sys.exit."
+        f"it has ended its script, but {but.rstrip('.')}. Give every rank as many steps, and look "
+        "for a sys.exit."
     )
     return Failure(rank, error)
 
