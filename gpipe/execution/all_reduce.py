@@ -43,13 +43,12 @@ def ring_all_reduce(
     ring = _ring(_require_group(group), order)
     if len(ring.order) == 1:
         return
-    with torch.no_grad():
-        target = tensor.detach()
-        laid_out = _laid_out(target)
-        numbers = torch.view_as_real(laid_out) if laid_out.is_complex() else laid_out
-        reduce_in_ring(numbers.view(-1), ring)
-        if laid_out is not target:
-            target.copy_(laid_out)
+    target = tensor.detach()
+    laid_out = _laid_out(target)
+    numbers = torch.view_as_real(laid_out) if laid_out.is_complex() else laid_out
+    reduce_in_ring(numbers.view(-1), ring)
+    if laid_out is not target:
+        target.copy_(laid_out)
 
 
 def _laid_out(tensor: Tensor) -> Tensor:
@@ -68,6 +67,8 @@ def _require_dense(tensor: object) -> None:
         raise ValueError(
             f"`tensor` is not dense, its layout is {tensor.layout}. Pass tensor.to_dense()."
         )
+    if tensor.is_contiguous():
+        return
     shape, strides = tuple(tensor.shape), tensor.stride()
     if any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True)):
         raise ValueError(

@@ -65,10 +65,6 @@ class _Flight(NamedTuple):
     """None where nothing leaves, or where the arrival stands for both."""
 
 
-_Posted = tuple[dist.Work | None, dist.Work | None]
-"""Arrival and departure of a flight."""
-
-
 def reduce_in_ring(values: Tensor, ring: Ring) -> None:
     """Sum one-dimensional, contiguous tensors over a ring of at least two, in place.
 
@@ -79,22 +75,32 @@ def reduce_in_ring(values: Tensor, ring: Ring) -> None:
     """
     longest = -(-values.numel() // len(ring.order))
     num_pieces = max(1, -(-longest * values.element_size() // _LARGEST_MESSAGE_BYTES))
-    shape = min(num_pieces, _NUM_IN_FLIGHT), -(-longest // num_pieces)
-    buffers = values.new_empty(shape).unbind()
+    num_in_flight = min(num_pieces, _NUM_IN_FLIGHT)
+    buffers = _buffers(values, -(-longest // num_pieces), num_in_flight)
+    start = _start_each if _posts_at_once(values) else _start_pair
     arriving: deque[_Flight] = deque()
     departing: deque[_Flight] = deque()
-    for message, buffer in zip(_messages(values, ring, num_pieces), cycle(buffers), strict=False):
-        if len(arriving) == len(buffers):
+    for message in _messages(values, ring, num_pieces):
+        if len(arriving) == num_in_flight:
             _land(arriving.popleft())
         if not message.is_added:
             _wait(departing.popleft().departure)
-        flight = _start(message, buffer, ring)
+        flight = start(message, buffers, ring)
         arriving.append(flight)
         departing.append(flight)
     for flight in arriving:
         _land(flight)
     for flight in departing:
         _wait(flight.departure)
+
+
+def _buffers(like: Tensor, length: int, most: int) -> Iterator[Tensor]:
+    """In turn so many, each of which is made when it is needed first."""
+    made = []
+    for _ in range(most):
+        made.append(like.new_empty(length))
+        yield made[-1]
+    yield from cycle(made)
 
 
 def _messages(values: Tensor, ring: Ring, num_pieces: int) -> Iterator[_Message]:
@@ -112,12 +118,6 @@ def _cut(values: Tensor, num_parts: int) -> Sequence[Tensor]:
     return values.tensor_split(num_parts) if num_parts > 1 else (values,)
 
 
-def _start(message: _Message, buffer: Tensor, ring: Ring) -> _Flight:
-    landing = buffer[: message.received.numel()] if message.is_added else message.received
-    post = _post_each if _posts_at_once(landing) else _post_pair
-    return _Flight(message, landing, *post(message.sent, landing, ring))
-
-
 def _posts_at_once(tensor: Tensor) -> bool:
     """Whether posting never waits for the peer, as on gloo."""
     return tensor.is_cpu
@@ -127,16 +127,19 @@ def _posts_at_once(tensor: Tensor) -> bool:
 # two ranks on gloo, the one that writes would else hold a lock that its own reader spins on.
 
 
-def _post_each(sent: Tensor, landing: Tensor, ring: Ring) -> _Posted:
+def _start_each(message: _Message, buffers: Iterator[Tensor], ring: Ring) -> _Flight:
     """A tenth of a millisecond less than the pair takes: for small sums that is much."""
+    sent = message.sent
     departure = ring.group.send([sent], ring.right, _TAG) if sent.numel() else None
+    landing = _landing(message, buffers)  # new memory is made ready while the message leaves
     arrival = ring.group.recv([landing], ring.left, _TAG) if landing.numel() else None
-    return arrival, departure
+    return _Flight(message, landing, arrival, departure)
 
 
-def _post_pair(sent: Tensor, landing: Tensor, ring: Ring) -> _Posted:
+def _start_pair(message: _Message, buffers: Iterator[Tensor], ring: Ring) -> _Flight:
     """Together, since either may block until its peer has posted."""
-    posts = [(dist.isend, sent, ring.right), (dist.irecv, landing, ring.left)]
+    landing = _landing(message, buffers)
+    posts = [(dist.isend, message.sent, ring.right), (dist.irecv, landing, ring.left)]
     operations = [
         dist.P2POp(operation, tensor, group=ring.group, tag=_TAG, group_peer=peer)
         for operation, tensor, peer in posts
@@ -145,7 +148,13 @@ def _post_pair(sent: Tensor, landing: Tensor, ring: Ring) -> _Posted:
     works = dist.batch_isend_irecv(operations) if operations else []
     arrival = works[-1] if landing.numel() else None
     first = works[0] if works else None  # a backend may give one work for both
-    return arrival, None if first is arrival else first
+    return _Flight(message, landing, arrival, None if first is arrival else first)
+
+
+def _landing(message: _Message, buffers: Iterator[Tensor]) -> Tensor:
+    if not message.is_added:
+        return message.received
+    return next(buffers)[: message.received.numel()]
 
 
 def _land(flight: _Flight) -> None:

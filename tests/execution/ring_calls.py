@@ -107,19 +107,21 @@ class Traffic(NamedTuple):
 
 @contextmanager
 def counting() -> Iterator[Traffic]:
-    post, traffic = ring_transfer._post_each, Traffic({}, {})
+    start, traffic = ring_transfer._start_each, Traffic({}, {})
 
-    def post_and_count(sent: Tensor, landing: Tensor, ring: Any) -> tuple:
+    def start_and_count(message: Any, buffers: Any, ring: Any) -> Any:
+        flight = start(message, buffers, ring)
+        sent, landing = message.sent, flight.landing
         for by_peer, peer, tensor in (
             (traffic.sent, ring.right, sent),
             (traffic.received, ring.left, landing),
         ):
             by_peer[peer] = by_peer.get(peer, 0) + tensor.nbytes
-        arrival, departure = post(sent, landing, ring)
-        assert (departure is None, arrival is None) == (not sent.numel(), not landing.numel())
-        return arrival, departure
+        missing = flight.departure is None, flight.arrival is None
+        assert missing == (not sent.numel(), not landing.numel())
+        return flight
 
-    with patch.object(ring_transfer, "_post_each", post_and_count):
+    with patch.object(ring_transfer, "_start_each", start_and_count):
         yield traffic
 
 
